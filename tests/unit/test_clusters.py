@@ -85,6 +85,7 @@ def test_a_client_of_an_address_takes_no_credentials_from_a_directory_that_other
     with dask.config.set({"hpcgpu.cluster-directory": str(directory.path.parent)}):
         found = connect.security_for({"address": "tls://a:1"})
         assert found is not None and found.require_encryption
+        directory.path.chmod(0o755)  # others may enter it
         (directory.path / changed).chmod(0o777)
         with pytest.raises(NotTrusted):
             connect.security_for({"address": "tls://a:1"})
