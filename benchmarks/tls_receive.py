@@ -1,4 +1,4 @@
-"""CPU time of receiving 400 MB over TLS as Dask does: with Python's own socket, and with that of `hpcgpu.fabric.tls`.
+"""CPU time of receiving 400 MB over TLS as Dask does: with Python's own socket, and with hpcgpu's.
 
 One process sends and receives in turn, and only what the receiver does is counted. So other load on the machine changes
 little.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tornado.iostream import SSLIOStream
 
-from hpcgpu.fabric import tls
+from hpcgpu.fabric import tls_connections
 from hpcgpu.store import certificates_and_keys, create_directory
 
 MESSAGE, MESSAGES = 512 * 1024, 150
@@ -77,7 +77,10 @@ def main() -> None:
     place = Path(tempfile.mkdtemp()) / "cluster"
     certificates_and_keys.create(create_directory.claim(place, lambda submits: [], system="local"))
     print(f"Python {platform.python_version()}, {ssl.OPENSSL_VERSION}; CPU seconds to receive 400 MB")
-    for name, receiver in (("ssl.SSLSocket", ssl.SSLSocket), ("hpcgpu.fabric.tls.Socket", tls.Socket)):
+    for name, receiver in (
+        ("ssl.SSLSocket", ssl.SSLSocket),
+        ("hpcgpu's socket", tls_connections.Socket),
+    ):
         found = [asyncio.run(receive(place, receiver)) for _ in range(5)]
         print(f"{name:26}{min(found):.2f} to {max(found):.2f}")
 

@@ -17,9 +17,9 @@ from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.estimate import Estimate
 from hpcgpu.checks.queue_limits import Finding, refusals
 from hpcgpu.configuration.resolve import resolve
+from hpcgpu.display.counts_and_durations import counted, duration
 from hpcgpu.display.html_tables import paragraphs, table
 from hpcgpu.display.text_columns import columns
-from hpcgpu.display.words import counted, duration
 from hpcgpu.errors import BatchError
 from hpcgpu.manager.notify import Callbacks
 from hpcgpu.options.shared_options import JobOptions, Options

@@ -27,15 +27,15 @@ from distributed import Client
 from distributed.core import Status, rpc
 
 from hpcgpu.batch import batch_system
-from hpcgpu.batch.visible_gpus import visible_devices
+from hpcgpu.batch.cuda_visible_devices import visible_devices
 from hpcgpu.client.connect import wait_for_contact
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.display.words import counted
+from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.errors import CertificateError, ClusterError, OptionError
 from hpcgpu.fabric import ucx_settings
 from hpcgpu.options.declare import names
 from hpcgpu.options.shared_options import JobOptions, Options, WorkerOptions
-from hpcgpu.runtime.prepare_job import make_credentials
+from hpcgpu.runtime.credentials_of_job import make_credentials
 from hpcgpu.runtime.scheduler_connection import answers
 from hpcgpu.scripts import render
 from hpcgpu.store import certificates_and_keys, create_directory

@@ -21,9 +21,9 @@ from hpcgpu.batch.base import BatchSystem, Outlook
 from hpcgpu.batch.queue_monitor import Monitor, View
 from hpcgpu.batch.reasons import explain, outlook
 from hpcgpu.checks.judge_job_reports import Seen, environment_lines, fabric_line, judge
-from hpcgpu.checks.lines import Line
+from hpcgpu.checks.result_lines import Line
+from hpcgpu.display.counts_and_durations import duration, listed
 from hpcgpu.display.progress import Progress
-from hpcgpu.display.words import duration, listed
 from hpcgpu.errors import AmbiguousSubmit, BatchError
 from hpcgpu.existing_clusters.stop import stop
 from hpcgpu.options.shared_options import Options

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpcgpu.batch.visible_gpus import visible_devices
-from hpcgpu.checks.lines import Grade, Line
-from hpcgpu.display.words import duration
+from hpcgpu.batch.cuda_visible_devices import visible_devices
+from hpcgpu.checks.result_lines import Grade, Line
+from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.fabric.protocol_and_interface import Node, TransportChoice, incompatibility, without_rdma
 from hpcgpu.options.shared_options import Options
 from hpcgpu.releases import TESTED

@@ -15,7 +15,7 @@ from hpcgpu.batch import system_registry
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.batch.queues import Queue
 from hpcgpu.checks.judge_job_reports import untested_lines
-from hpcgpu.checks.lines import Line
+from hpcgpu.checks.result_lines import Line
 from hpcgpu.errors import BatchError
 from hpcgpu.fabric import interface_addresses
 from hpcgpu.options.shared_options import Options

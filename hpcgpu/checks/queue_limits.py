@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from hpcgpu.batch.queues import Accounts, Machine, Queue, Rules
-from hpcgpu.display.words import counted, listed
+from hpcgpu.display.counts_and_durations import counted, listed
 from hpcgpu.options.shared_options import JobOptions, WorkerOptions
 
 Grade = Literal["ok", "failure", "not checked"]

@@ -9,7 +9,7 @@ import click
 
 from hpcgpu.cli.cluster_name import cluster_name
 from hpcgpu.cli.printing import json_option, show_json, width
-from hpcgpu.display.words import counted
+from hpcgpu.display.counts_and_durations import counted
 
 #: Bytes of a message.
 _SIZES = (2**20, 2**24, 2**28)

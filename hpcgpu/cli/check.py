@@ -37,7 +37,7 @@ def check(system: str, in_job: bool, timeout: str | None, as_json: bool, argumen
     Exit status: 0 if nothing failed, 1 if something did.
     """
     from hpcgpu.batch import batch_system
-    from hpcgpu.checks import lines as report
+    from hpcgpu.checks import result_lines as report
     from hpcgpu.checks.check_jobs import check_jobs
     from hpcgpu.checks.login_node import login_lines
     from hpcgpu.configuration.resolve import resolve

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgpu.cli.printing import age, echo, show
-from hpcgpu.display.words import counted
+from hpcgpu.display.counts_and_durations import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

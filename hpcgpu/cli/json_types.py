@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
-from hpcgpu.checks.lines import Line
 from hpcgpu.checks.queue_limits import Finding
+from hpcgpu.checks.result_lines import Line
 from hpcgpu.display.job_info import JobInfo
 from hpcgpu.existing_clusters.snapshot import Snapshot
 from hpcgpu.fabric.connection_report import Measurement

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgpu.cli.printing import age, echo, json_option, show, show_json, warn_unanswered
-from hpcgpu.display.words import MANY
+from hpcgpu.display.counts_and_durations import MANY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -62,6 +62,6 @@ def width() -> int:
 
 def age(seconds: float) -> str:
     """Return an age as text: in days, if it is more than two."""
-    from hpcgpu.display.words import duration
+    from hpcgpu.display.counts_and_durations import duration
 
     return f"{seconds / _DAY:.0f} days" if seconds > 2 * _DAY else duration(seconds)

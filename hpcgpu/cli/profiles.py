@@ -10,7 +10,7 @@ import click
 
 from hpcgpu.cli.printing import json_option, show, show_json
 from hpcgpu.cli.system_name import AUTO, SystemName
-from hpcgpu.display.words import counted
+from hpcgpu.display.counts_and_durations import counted
 
 if TYPE_CHECKING:
     from hpcgpu.cli.json_types import ProfileCheckJSON, ProfileJSON

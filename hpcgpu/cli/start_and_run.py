@@ -17,7 +17,7 @@ import click
 from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
 from hpcgpu.cli.printing import echo, json_option, show_jobs, show_json
 from hpcgpu.cli.system_name import AUTO
-from hpcgpu.display.words import counted
+from hpcgpu.display.counts_and_durations import counted
 
 if TYPE_CHECKING:
     from hpcgpu.cli.json_types import StartedJSON
@@ -160,7 +160,7 @@ def _adapt(directory: ClusterDirectory, minimum: int, maximum: int) -> str:
 
 def _leave(cluster: GPUCluster) -> None:
     """Detach the cluster. If jobs of the start are missing, keep the lease: nobody would submit these jobs."""
-    from hpcgpu.display.words import duration
+    from hpcgpu.display.counts_and_durations import duration
     from hpcgpu.errors import ClusterError
     from hpcgpu.existing_clusters.unsubmitted_jobs import unfinished
 

@@ -11,7 +11,7 @@ import click
 from hpcgpu.cli.cluster_name import cluster_name
 from hpcgpu.cli.printing import all_option, echo, json_option, show_jobs, show_json
 from hpcgpu.cli.stop import clusters_without_directory, what_is_left
-from hpcgpu.display.words import counted
+from hpcgpu.display.counts_and_durations import counted
 
 if TYPE_CHECKING:
     from hpcgpu.existing_clusters.snapshot import Snapshot
@@ -49,7 +49,7 @@ def status(name: str, every: bool, as_json: bool) -> None:
 
 def _print(found: Snapshot, every: bool, name: str) -> None:
     """Print a cluster; the printed commands use the user's own form, its name or its path."""
-    from hpcgpu.display.words import duration
+    from hpcgpu.display.counts_and_durations import duration
 
     kept = ", continues without the program that started it" if found.detached else ""
     if found.state == "not launched":

@@ -10,7 +10,7 @@ import click
 
 from hpcgpu.cli.cluster_name import ClusterName
 from hpcgpu.cli.printing import echo, warn_unanswered
-from hpcgpu.display.words import counted, listed
+from hpcgpu.display.counts_and_durations import counted, listed
 from hpcgpu.store.directory import ClusterDirectory
 
 if TYPE_CHECKING:

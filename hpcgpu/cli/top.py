@@ -151,7 +151,7 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def _head(found: Snapshot, *, now: float, error: str) -> list[str]:
-    from hpcgpu.display.words import counted, duration
+    from hpcgpu.display.counts_and_durations import counted, duration
 
     use = [f"{found.idle} idle"] * bool(found.devices)
     use += [] if found.utilization is None else [f"{found.utilization:.0f} % in use"]
@@ -200,7 +200,7 @@ def _job_lines(found: Snapshot, *, now: float, width: int) -> list[Text]:
 
 
 def _cells(job: JobInfo) -> tuple[str, ...]:
-    from hpcgpu.display.words import duration
+    from hpcgpu.display.counts_and_durations import duration
 
     clock = f" for {duration(job.waited)}" if job.state == "pending" else ""
     clock = f", {duration(job.time_left)} left" if job.time_left is not None else clock
@@ -223,8 +223,8 @@ def _gpu_line(gpu: GPUInfo, width: int, *, now: float) -> Text:
     from dask.utils import format_bytes
     from rich.text import Text
 
+    from hpcgpu.display.counts_and_durations import duration
     from hpcgpu.display.text_columns import bar
-    from hpcgpu.display.words import duration
 
     use = (
         f"{bar(gpu.utilization / 100, _BAR)} {gpu.utilization:3.0f} %"

@@ -16,9 +16,9 @@ from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import explain
 from hpcgpu.client import jupyter_dashboard_link, lost_scheduler
 from hpcgpu.configuration.resolve import cluster_directories
+from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.warn import warn
-from hpcgpu.display.words import duration
 from hpcgpu.errors import CertificateError, ClusterError, Damaged
 from hpcgpu.existing_clusters.lookup import batch_of, directories, locate
 from hpcgpu.existing_clusters.query_jobs import check_queue

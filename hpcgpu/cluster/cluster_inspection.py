@@ -43,7 +43,7 @@ from hpcgpu.scaling import worker_names
 from hpcgpu.scripts import render
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.removed_directory import directory_exists
-from hpcgpu.widget.static_picture import picture
+from hpcgpu.widget.snapshot_as_html import picture
 
 if TYPE_CHECKING:
     from hpcgpu.widget.notebook_widget import ClusterWidget

@@ -18,8 +18,8 @@ from hpcgpu.existing_clusters.snapshot import Snapshot
 from hpcgpu.existing_clusters.stop import stop_all
 from hpcgpu.orders import change_size
 from hpcgpu.store.directory import ClusterDirectory
-from hpcgpu.widget.saved_picture import SavedPicture
-from hpcgpu.widget.static_picture import picture
+from hpcgpu.widget.replace_saved_picture import SavedPicture
+from hpcgpu.widget.snapshot_as_html import picture
 
 if TYPE_CHECKING:
     from hpcgpu.widget.notebook_widget import ClusterWidget

@@ -24,7 +24,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import KilledWorker
 from tornado.ioloop import PeriodicCallback
 
-from hpcgpu.dask_scheduler import data_recipients, lost_results, resources
+from hpcgpu.dask_scheduler import data_recipients, lost_results, tasks_waiting_for_resources
 from hpcgpu.dask_scheduler.answer_changes import Sent
 from hpcgpu.dask_scheduler.manager_lease import ManagerLease
 from hpcgpu.dask_scheduler.manager_requests import Requests
@@ -43,7 +43,7 @@ from hpcgpu.dask_scheduler.start_manager import ManagerProcess
 from hpcgpu.dask_scheduler.worker_stream import WorkerStream, describe
 from hpcgpu.dask_worker import accept_tasks
 from hpcgpu.fabric.guarded_listener import HAS_GPU
-from hpcgpu.runtime import dashboard_access, hostcopy
+from hpcgpu.runtime import dashboard_access, results_in_host_memory
 from hpcgpu.software import compare_environments
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def install(
         Whether the cluster needs no manager after all; the call may block. A program may have left the cluster without
         reaching the scheduler.
     """
-    hostcopy.register()
+    results_in_host_memory.register()
     data_recipients.install()
     distributed.scheduler.error_message = _error_message
     distributed.versions.error_message = _version_differences
@@ -105,7 +105,7 @@ def _error_message(error: BaseException, *arguments: Any, **options: Any) -> Any
 
     It replaces distributed's function with which the scheduler makes error messages.
     """
-    return error_message(hostcopy.with_advice(error), *arguments, **options)
+    return error_message(results_in_host_memory.with_advice(error), *arguments, **options)
 
 
 #: distributed's own function. It visits all workers for each package, and the scheduler calls it for each new worker.
@@ -148,7 +148,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._shared: dict[str, Any] = {}
         self.calls = Calls(scheduler)
         self.usage = Usage(scheduler, self.calls)
-        self.moves = PeriodicCallback(lambda: resources.move_waiting(scheduler), _MOVES * 1000)
+        self.moves = PeriodicCallback(lambda: tasks_waiting_for_resources.move_waiting(scheduler), _MOVES * 1000)
         self.removals = PeriodicCallback(self.remove_silent, _REMOVALS * 1000)
         self.work = PeriodicCallback(self.see_work, _WORK * 1000)
         scheduler.handlers |= self._handlers()
@@ -268,7 +268,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     async def load(self, known: str = "") -> LoadChanges:
         """Return the load: only the changes since the version that the manager has."""
         sample = math.ceil(_SAMPLE_HELD / max(1, len(self.scheduler.workers)))
-        fits = {ws: resources.at_once(ws, sample) for ws in self.scheduler.workers.values()}
+        fits = {ws: tasks_waiting_for_resources.at_once(ws, sample) for ws in self.scheduler.workers.values()}
         workers = {
             str(ws.name): WorkerLoad(
                 processing=len(ws.processing),
@@ -297,7 +297,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             for ts in sample:
                 kind = kinds.setdefault(tuple(sorted((ts.resource_restrictions or {}).items())), [0.0, 0.0])
                 kind[0] += weight
-                kind[1] += weight * resources.expected_duration(ts.prefix)
+                kind[1] += weight * tasks_waiting_for_resources.expected_duration(ts.prefix)
         return [
             WaitingWork(resources=dict(kind), tasks=math.ceil(tasks), seconds=seconds)
             for kind, (tasks, seconds) in kinds.items()
@@ -376,12 +376,13 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         return await self.scheduler.broadcast(serializers=self._serializers(comm, serializers), **arguments)
 
     def _serializers(self, comm: Comm, chosen: list[str] | None) -> list[str] | None:
-        ours = all("hpcgpu" in ws.extra for ws in self.scheduler.workers.values())
         if chosen is not None or comm.local_address.startswith("ucx"):
             return chosen
         # Device memory received over UCX cannot be sent over TCP. So a client with a GPU gets host frames, and rebuilds
         # the objects.
-        return hostcopy.SERIALIZERS if ours and not comm.remote_info.get(HAS_GPU) else ["dask", "pickle", "error"]
+        ours = all("hpcgpu" in ws.extra for ws in self.scheduler.workers.values())
+        to_host = ours and not comm.remote_info.get(HAS_GPU)
+        return results_in_host_memory.SERIALIZERS if to_host else ["dask", "pickle", "error"]
 
     # Tasks that the loss of a worker counts against
 

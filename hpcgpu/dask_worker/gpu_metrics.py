@@ -13,7 +13,7 @@ from typing import Any, TypedDict, TypeVar
 
 from dask import config
 
-from hpcgpu.batch.visible_gpus import VARIABLE
+from hpcgpu.batch.cuda_visible_devices import VARIABLE
 from hpcgpu.fabric.node_gpus import first_device
 
 _T = TypeVar("_T")

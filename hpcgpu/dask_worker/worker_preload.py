@@ -20,9 +20,9 @@ from dask import config
 
 from hpcgpu.dask_worker import accept_tasks, count_calls
 from hpcgpu.dask_worker.gpu_metrics import GPUS, METRIC, SENT, Device
-from hpcgpu.fabric import authenticated_tcp, authentication, tls
+from hpcgpu.fabric import authenticated_tcp, authentication, tls_connections
 from hpcgpu.fabric.connection_report import NODE
-from hpcgpu.runtime import dashboard_access, hostcopy, preemption
+from hpcgpu.runtime import dashboard_access, preemption, results_in_host_memory
 from hpcgpu.runtime.forkserver import METHOD, NANNY_MODULE, NANNY_PRELOAD
 from hpcgpu.runtime.job_identity import JOB, job_identity
 from hpcgpu.software import compare_environments
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 authentication.install()
 dashboard_access.guard_servers_of_this_process()
 authenticated_tcp.install()
-tls.install()
-hostcopy.register()
+tls_connections.install()
+results_in_host_memory.register()
 if get_inherited_fds() is not None:  # this is a fork: its tasks start processes as in a spawned worker
     preloads = config.get(NANNY_PRELOAD)
     if not isinstance(preloads, str):  # one name, given by the user

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
+from hpcgpu.display.counts_and_durations import MANY, duration
 from hpcgpu.display.html_tables import paragraphs, table
 from hpcgpu.display.job_info import JobInfo
 from hpcgpu.display.job_summary import examples, summary
 from hpcgpu.display.text_columns import aligned, below, columns
-from hpcgpu.display.words import MANY, duration
 from hpcgpu.posix.printable import printable
 
 _COLUMNS = ("id", "kind", "name", "state", "waited", "node", "workers", "reason")

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from hpcgpu.display.counts_and_durations import MANY, duration
 from hpcgpu.display.job_info import JobInfo
 from hpcgpu.display.job_summary import summary
-from hpcgpu.display.words import MANY, duration
 from hpcgpu.posix.printable import printable
 
 _NUMBERS = re.compile(r"(for|within) [\d hmins]+|\d+ s (ago|after)")

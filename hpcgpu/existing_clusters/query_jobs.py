@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
-from hpcgpu.display.words import listed
+from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.errors import BatchError, ClusterExists, Damaged, OtherQueue
 from hpcgpu.posix.printable import printable
 from hpcgpu.store.directory import ClusterDirectory

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
 from hpcgpu.batch.queue_monitor import presumed_ended
-from hpcgpu.display.words import listed
+from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.errors import ClusterError
 from hpcgpu.existing_clusters.lookup import batch_of
 from hpcgpu.existing_clusters.query_jobs import check_queue, live_jobs, note_ends, submitting

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcgpu.display.words import counted
+from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.options.shared_options import DEFAULT
 from hpcgpu.posix.printable import printable
 from hpcgpu.store.directory import ClusterDirectory

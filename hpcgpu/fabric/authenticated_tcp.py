@@ -29,7 +29,7 @@ from hpcgpu.errors import AuthenticationError
 from hpcgpu.fabric import authentication
 from hpcgpu.fabric.authentication import OWN_HOST, signed_address
 from hpcgpu.fabric.guarded_listener import Comm, GuardedListener
-from hpcgpu.fabric.strangers import time_limit
+from hpcgpu.fabric.unauthenticated_connections import time_limit
 
 _SCHEME = "authenticated"
 

@@ -302,7 +302,7 @@ def _listener() -> Any:
     from distributed.comm.core import CommClosedError
     from distributed_ucxx.ucxx import UCXXListener
 
-    from hpcgpu.fabric.strangers import Strangers
+    from hpcgpu.fabric.unauthenticated_connections import Strangers
 
     class AuthenticatedListener(ucx_memory.KeepsListening, UCXXListener):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **named: Any) -> None:

@@ -20,7 +20,7 @@ from tornado.iostream import IOStream
 from tornado.netutil import bind_sockets
 from tornado.tcpserver import TCPServer
 
-from hpcgpu.fabric.strangers import Strangers
+from hpcgpu.fabric.unauthenticated_connections import Strangers
 
 logger = logging.getLogger("distributed.hpcgpu")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hpcgpu.batch.visible_gpus import visible_devices
+from hpcgpu.batch.cuda_visible_devices import visible_devices
 
 
 @contextmanager

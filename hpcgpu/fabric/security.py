@@ -11,7 +11,7 @@ from typing import Any
 
 from distributed.security import Security
 
-from hpcgpu.fabric import authenticated_tcp, authentication, tls
+from hpcgpu.fabric import authenticated_tcp, authentication, tls_connections
 from hpcgpu.fabric.guarded_listener import HAS_GPU
 from hpcgpu.fabric.node_gpus import gpus_on_node
 
@@ -25,7 +25,7 @@ def _holds_gpu_objects() -> bool:
 class ClusterSecurity(Security):  # type: ignore[misc]
     """Security that also authenticates UCX connections.
 
-    Its TCP connections are those of `hpcgpu.fabric.tls`; without `files`, those of `hpcgpu.fabric.authenticated_tcp`.
+    Its TCP connections are those of `tls_connections`; without `files`, those of `authenticated_tcp`.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class ClusterSecurity(Security):  # type: ignore[misc]
         self._ucx_key = ucx_key
         authentication.install()
         authenticated_tcp.install()
-        tls.install()
+        tls_connections.install()
 
     def get_connection_args(self, role: str) -> dict[str, Any]:
         """Return the arguments of a connection in this role.

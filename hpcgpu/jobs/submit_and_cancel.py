@@ -13,7 +13,7 @@ from typing import Any
 
 from hpcgpu.batch.base import BatchSystem, JobState
 from hpcgpu.batch.queue_monitor import Monitor
-from hpcgpu.display.words import MANY, listed
+from hpcgpu.display.counts_and_durations import MANY, listed
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Damaged, NameLost, Superseded
 from hpcgpu.posix.full_disk import cannot_be_written
 from hpcgpu.posix.threads import in_thread

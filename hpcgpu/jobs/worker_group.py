@@ -17,7 +17,7 @@ from dask.utils import format_bytes
 from hpcgpu.batch.base import JobState, Outlook
 from hpcgpu.batch.reasons import outlook
 from hpcgpu.dask_scheduler.rpc_types import WorkerLoad
-from hpcgpu.display.words import duration
+from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.jobs.adaptive_record import AdaptiveRecord
 from hpcgpu.jobs.job import Job
 from hpcgpu.jobs.job_phases import Draining, Ended

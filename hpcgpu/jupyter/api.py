@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcgpu.batch import system_registry
 from hpcgpu.configuration.resolve import cluster_directories
-from hpcgpu.display.words import listed
+from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.errors import HpcgpuError, OptionError
 from hpcgpu.existing_clusters.logs import end_of
 from hpcgpu.existing_clusters.lookup import directories, renamed, unclosed

@@ -9,8 +9,8 @@ import asyncio
 import time
 from contextlib import suppress
 
+from hpcgpu.display.counts_and_durations import duration, listed
 from hpcgpu.display.progress import Progress, ending
-from hpcgpu.display.words import duration, listed
 from hpcgpu.errors import NameLost, Superseded
 from hpcgpu.jobs.job_phases import Ended
 from hpcgpu.manager.program_exit import keep_at_exit

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from hpcgpu.batch.base import JobState
-from hpcgpu.display.words import counted, duration, listed
+from hpcgpu.display.counts_and_durations import counted, duration, listed
 from hpcgpu.errors import BatchError, Superseded
 from hpcgpu.jobs.job_phases import Draining, Planned
 from hpcgpu.jobs.worker_group import WorkerJob

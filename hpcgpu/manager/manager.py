@@ -20,10 +20,10 @@ from distributed.security import Security
 
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.client import lost_scheduler
+from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.display.job_table import JobTable
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.warn import warn
-from hpcgpu.display.words import listed
 from hpcgpu.errors import BatchError, ClusterError, Damaged, NameLost, Superseded
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.manager import start_cluster

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from hpcgpu.batch.base import JobState
-from hpcgpu.display.words import counted, duration
+from hpcgpu.display.counts_and_durations import counted, duration
 from hpcgpu.errors import OptionError
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.wait_for_workers import wanted_workers

@@ -14,7 +14,7 @@ import sys
 import threading
 from types import FrameType
 
-from hpcgpu.display.words import listed
+from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
 
 _guarded: set[Dispatcher] = set()

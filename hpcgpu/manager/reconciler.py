@@ -14,7 +14,7 @@ from math import inf
 
 from hpcgpu.batch.reasons import explain
 from hpcgpu.dask_scheduler.rpc_types import WaitingWork
-from hpcgpu.display.words import listed
+from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.errors import BatchError, ClusterError, Superseded
 from hpcgpu.jobs.demand import demands
 from hpcgpu.jobs.job_phases import Ended

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from hpcgpu.display.counts_and_durations import MANY, counted
 from hpcgpu.display.job_summary import summary
-from hpcgpu.display.words import MANY, counted
 from hpcgpu.jobs.job_phases import Ended
 from hpcgpu.jobs.worker_group import WorkerGroup, WorkerJob
 from hpcgpu.manager.cluster_state import ClusterState

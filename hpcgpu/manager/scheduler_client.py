@@ -24,7 +24,7 @@ from hpcgpu.dask_scheduler.rpc_types import (
     WorkerChanges,
     WorkerRuns,
 )
-from hpcgpu.display.words import MANY
+from hpcgpu.display.counts_and_durations import MANY
 
 #: Seconds that the scheduler may take to answer.
 _TIMEOUT = 10.0

@@ -20,8 +20,8 @@ from distributed.security import Security
 from hpcgpu.batch import system_registry
 from hpcgpu.batch.base import BatchSystem, JobState, Outlook
 from hpcgpu.batch.reasons import outlook
+from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.display.warn import warn
-from hpcgpu.display.words import duration
 from hpcgpu.errors import ClusterError, ClusterExists, NotTrusted, OptionError
 from hpcgpu.existing_clusters.lookup import batch_of, system_of
 from hpcgpu.existing_clusters.query_jobs import live_jobs, unended

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcgpu.batch.base import JobState
-from hpcgpu.display.words import counted
+from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.errors import BatchUnavailable, ClusterError
 from hpcgpu.existing_clusters.query_jobs import live_jobs, submitted
 from hpcgpu.jobs.scheduler_job import SchedulerJob

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dask.utils import parse_timedelta
 from distributed.exceptions import WorkerStartTimeoutError
 
+from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.display.progress import Progress, waiting_for
-from hpcgpu.display.words import counted
 from hpcgpu.errors import BatchError, ClusterError
 from hpcgpu.existing_clusters.query_jobs import ended_by_itself
 from hpcgpu.jobs.job import Job

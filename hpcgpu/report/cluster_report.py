@@ -18,10 +18,10 @@ from typing import Any
 from dask.utils import format_bytes
 
 from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.display.counts_and_durations import MANY, counted, duration
 from hpcgpu.display.html_tables import facts, table
 from hpcgpu.display.job_summary import examples, summary
 from hpcgpu.display.text_columns import aligned, below, columns
-from hpcgpu.display.words import MANY, counted, duration
 from hpcgpu.errors import BatchError, OptionError
 from hpcgpu.existing_clusters.lookup import batch_of, system_of
 from hpcgpu.existing_clusters.query_jobs import known

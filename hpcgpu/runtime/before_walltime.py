@@ -40,6 +40,19 @@ _SPREAD = 1.0
 _QUERY_SELDOM = 1800.0
 
 
+def end_of_walltime(own: OwnJob, batch: BatchSystem) -> float | None:
+    """Return the end of this job's walltime, epoch seconds.
+
+    The queue is queried if the environment does not contain it.
+    """
+    if own.end is not None:
+        return own.end
+    with suppress(BatchError):  # compute nodes may lack the queue's commands
+        if status := batch.poll([own.job_id]).get(own.job_id):
+            return status.end
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Retirement:
     """The workers of one node of a job, and the time at which they retire.

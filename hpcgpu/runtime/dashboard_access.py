@@ -35,7 +35,7 @@ from tornado.iostream import IOStream
 from tornado.netutil import bind_sockets
 from tornado.routing import Router
 
-from hpcgpu.fabric.strangers import Strangers, time_limit
+from hpcgpu.fabric.unauthenticated_connections import Strangers, time_limit
 from hpcgpu.runtime import dashboard_frame
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
@@ -99,7 +99,7 @@ class Guard(Router):
     application : tornado.routing.Router
         Serves the requests.
     token : str
-    strangers : hpcgpu.fabric.strangers.Strangers
+    strangers : hpcgpu.fabric.unauthenticated_connections.Strangers
         Connections of the server that have not yet brought the token.
     """
 

@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 
 from hpcgpu.batch.base import BatchSystem, OwnJob
-from hpcgpu.batch.visible_gpus import VARIABLE
+from hpcgpu.batch.cuda_visible_devices import VARIABLE
 from hpcgpu.errors import LaunchError
 from hpcgpu.fabric import authentication, interface_addresses, protocol_and_interface
 from hpcgpu.runtime import cpu_affinity, preemption
@@ -33,7 +33,7 @@ def worker_command(
 ) -> list[str]:
     """Wait for the scheduler and return the full command of a worker."""
     check_interface(arguments.interface)
-    importlib.import_module("hpcgpu.runtime.hostcopy").register()  # for the nannies, which answer clients too
+    importlib.import_module("hpcgpu.runtime.results_in_host_memory").register()  # nannies answer clients too
     if arguments.gpus:
         cpu_affinity.correct_device_index()
     contact = wait_for_scheduler(directory, batch, arguments.timeout)

@@ -52,9 +52,9 @@ _MODULES = (
     "hpcgpu.software.compare_environments",
     "hpcgpu.fabric.authentication",
     "hpcgpu.fabric.connection_report",
-    "hpcgpu.fabric.tls",
+    "hpcgpu.fabric.tls_connections",
     "hpcgpu.runtime.dashboard_access",
-    "hpcgpu.runtime.hostcopy",
+    "hpcgpu.runtime.results_in_host_memory",
     "hpcgpu.dask_worker.gpu_metrics",
 )
 _GPU_MODULES = ("dask_cuda.initialize", "cuda.core", "rmm", "pynvml")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpcgpu.batch.visible_gpus import VARIABLE, visible_devices
-from hpcgpu.display.words import counted
+from hpcgpu.batch.cuda_visible_devices import VARIABLE, visible_devices
+from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.errors import LaunchError
 
 

@@ -7,7 +7,7 @@ signals from the batch system reach Dask directly. A worker imports Dask while i
 shared filesystem the import takes longer than all other steps.
 
 `prepare` contains all steps of a job, in order. Each step is a function of its own, here or in the module of its
-subject: `gpus_of_job`, `prepare_job`, `scheduler_connection`, `dask_commands`, `run_dask`.
+subject, such as `gpus_of_job`, `scratch`, `scheduler_connection`, `dask_commands`, `run_dask`.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from pathlib import Path
 
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem, OwnJob
-from hpcgpu.batch.visible_gpus import VARIABLE
+from hpcgpu.batch.cuda_visible_devices import VARIABLE
 from hpcgpu.errors import Damaged, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric.node_gpus import gpus_on_node
 from hpcgpu.runtime import forkserver, preemption, stage
+from hpcgpu.runtime.credentials_of_job import remove_secrets
 from hpcgpu.runtime.dask_commands import scheduler_command, worker_command, worker_program
 from hpcgpu.runtime.end_without_directory import watch_directory
 from hpcgpu.runtime.gpus_of_job import visible_gpus
+from hpcgpu.runtime.import_from_working_directory import import_from_working_directory
 from hpcgpu.runtime.job_identity import remember
-from hpcgpu.runtime.prepare_job import import_from_working_directory, remove_secrets, temporary_place
 from hpcgpu.runtime.run_dask import become
 from hpcgpu.runtime.scheduler_connection import check_alone
+from hpcgpu.runtime.scratch import temporary_place
 from hpcgpu.store import certificates_and_keys, removed_directory
 from hpcgpu.store.directory import ClusterDirectory
 

@@ -32,7 +32,7 @@ def become(command: Sequence[str], place: Path, at_end: contextlib.ExitStack) ->
         os.environ["DASK_TEMPORARY_DIRECTORY"] = str(temporary)
         if "dask" in sys.modules:  # Dask was imported before the environment was complete
             sys.modules["dask"].config.refresh()
-        for transport in ("tls", "authenticated_tcp"):
+        for transport in ("tls_connections", "authenticated_tcp"):
             importlib.import_module(f"hpcgpu.fabric.{transport}").install()
         sys.argv = [module, *arguments]
         try:

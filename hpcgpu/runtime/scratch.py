@@ -8,6 +8,7 @@ node.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import os
@@ -22,6 +23,26 @@ from pathlib import Path
 from hpcgpu.errors import LaunchError, NotTrusted
 from hpcgpu.posix.ownership import check_place, private_directory, weaknesses
 from hpcgpu.posix.paths import expand
+
+
+def temporary_place(arguments: argparse.Namespace) -> Path:
+    """Remove the option `local_directory` from the command; return the directory for Dask's temporary directory.
+
+    Raises
+    ------
+    LaunchError
+        It cannot be made, or others can change its content.
+    """
+    command: list[str] = arguments.command
+    given = None
+    if "--local-directory" in command:
+        at = command.index("--local-directory")
+        given = expanded(command[at + 1], os.environ)
+        del command[at : at + 2]
+    try:
+        return temporary_directory(given)
+    except (NotTrusted, OSError) as error:
+        raise LaunchError(refusal(given, error)) from error
 
 
 def expanded(path: str, environ: Mapping[str, str]) -> str:

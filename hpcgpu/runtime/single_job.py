@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcgpu.batch import batch_system
-from hpcgpu.display.words import counted
+from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime import stage
-from hpcgpu.runtime.prepare_job import make_credentials
+from hpcgpu.runtime.credentials_of_job import make_credentials
 from hpcgpu.scaling.wanted_state import Detach, Wanted, apply
 from hpcgpu.store import certificates_and_keys, create_directory
 from hpcgpu.store.contact import Contact

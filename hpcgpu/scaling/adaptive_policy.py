@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from hpcgpu.display.words import counted, duration
+from hpcgpu.display.counts_and_durations import counted, duration
 from hpcgpu.scaling import budget, forecast, idle_jobs
 from hpcgpu.scaling.policy_data import Decision, Demand, History, Hysteresis, JobView, Limits
 from hpcgpu.scaling.release_order import holders, release_order, to_release, what_is_wanted, what_works_beside

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from hpcgpu.display.words import counted
+from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.scaling.policy_data import Decision, Limits
 
 #: The user is warned when this share of the budget is used.

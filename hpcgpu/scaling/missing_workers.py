@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hpcgpu.display.words import counted
+from hpcgpu.display.counts_and_durations import counted
 
 #: Seconds to wait for a job that has no worker left.
 _NONE_LEFT = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from hpcgpu.display.words import counted
+from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.scaling.policy_data import JobView
 
 #: Share of the memory of the remaining jobs that wanted data may fill. From 60 % on, Dask requests another job.

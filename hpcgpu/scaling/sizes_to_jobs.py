@@ -10,7 +10,7 @@ from typing import Any
 from dask import config
 from dask.utils import format_bytes, parse_bytes
 
-from hpcgpu.display.words import counted
+from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.errors import OptionError
 from hpcgpu.options.shared_options import WorkerOptions
 from hpcgpu.options.values import duration, natural, positive

@@ -14,7 +14,7 @@ from hpcgpu.errors import OptionError
 from hpcgpu.existing_clusters.snapshot import Snapshot
 from hpcgpu.posix.printable import printable
 from hpcgpu.widget.feed import Feed
-from hpcgpu.widget.saved_picture import SavedPicture
+from hpcgpu.widget.replace_saved_picture import SavedPicture
 
 _STATIC = Path(__file__).parent / "static"
 #: The requests that a page may send, and their arguments.

@@ -23,7 +23,14 @@ from tornado.netutil import bind_sockets
 from tornado.tcpserver import TCPServer
 
 from hpcgpu.client import lost_scheduler
-from hpcgpu.fabric import authenticated_tcp, authentication, strangers, tls, ucx_endpoints, ucx_memory
+from hpcgpu.fabric import (
+    authenticated_tcp,
+    authentication,
+    tls_connections,
+    ucx_endpoints,
+    ucx_memory,
+    unauthenticated_connections,
+)
 
 TIMEOUT = 60.0
 KEY = bytes(range(32))
@@ -64,14 +71,14 @@ async def connection(
 @canary
 async def test_both_ends_of_a_tls_connection_have_the_socket_of_hpcgpu() -> None:
     assert isinstance(backends["tls"], tcp.TLSBackend)
-    tls.install()
+    tls_connections.install()
     security = Security.temporary()
     ends = connection(
         "tls://127.0.0.1:0", security.get_listen_args("scheduler"), security.get_connection_args("client")
     )
     async with ends as (here, there):
         for side, comm in (("connects", here), ("listens", there)):
-            assert type(comm.stream.socket) is tls.Socket, f"who {side} has a {type(comm.stream.socket)}"
+            assert type(comm.stream.socket) is tls_connections.Socket, f"who {side} has a {type(comm.stream.socket)}"
         await there.write("both ways")
         assert await asyncio.wait_for(here.read(), TIMEOUT) == "both ways"
 
@@ -81,7 +88,7 @@ async def test_a_silent_peer_is_dropped_by_the_listeners_that_hpcgpu_starts(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    tls.install()
+    tls_connections.install()
     authenticated_tcp.install()
     arguments = {
         "tls": Security.temporary().get_listen_args("scheduler"),
@@ -108,7 +115,7 @@ async def test_a_silent_peer_is_dropped_by_the_listeners_that_hpcgpu_starts(
 
 @canary
 async def test_a_server_accepts_until_the_sockets_of_hpcgpu_report_no_connection() -> None:
-    kept, turns, handled = strangers.Strangers(), list[int](), list[Any]()
+    kept, turns, handled = unauthenticated_connections.Strangers(), list[int](), list[Any]()
 
     class Server(TCPServer):
         async def handle_stream(self, stream: Any, address: Any) -> None:
@@ -123,7 +130,7 @@ async def test_a_server_accepts_until_the_sockets_of_hpcgpu_report_no_connection
     async with asyncio.timeout(TIMEOUT):
         while len(handled) < len(members):
             await asyncio.sleep(0.01)
-    assert turns and turns[0] <= strangers._LET_IN, f"{turns} connections were accepted in one turn"
+    assert turns and turns[0] <= unauthenticated_connections._LET_IN, f"{turns} connections were accepted in one turn"
     for connection in (*members, *handled):
         connection.close()
     server.stop()
@@ -152,7 +159,7 @@ def test_cpython_leaves_errors_of_other_connections_and_a_handshake_clears_them(
     new()
     set_error(2, errno.EPIPE, None)
     assert peek() != 0
-    tls.clear_errors()
+    tls_connections.clear_errors()
     assert peek() == 0, "a handshake that waits leaves OpenSSL's error queue as it is: SSLObject.do_handshake"
 
 

@@ -35,10 +35,10 @@ from hpcgpu.dask_scheduler.scheduler_extension import Extension
 from hpcgpu.dask_worker import count_calls
 from hpcgpu.dask_worker.gpu_metrics import GPUS
 from hpcgpu.errors import ClusterError
-from hpcgpu.fabric import strangers
+from hpcgpu.fabric import unauthenticated_connections
 from hpcgpu.fabric.guarded_listener import HAS_GPU
 from hpcgpu.fabric.security import ClusterSecurity
-from hpcgpu.runtime import dashboard_access, hostcopy
+from hpcgpu.runtime import dashboard_access, results_in_host_memory
 from hpcgpu.store import create_directory
 
 TIMEOUT = 60.0
@@ -321,7 +321,7 @@ async def test_calls_are_counted_and_keep_the_scheduler_by_what_hpcgpu_replaces(
 
 
 class OnDevice:
-    """An object in GPU memory, as `hostcopy` sees it."""
+    """An object in GPU memory, as `results_in_host_memory` sees it."""
 
     def get(self) -> dict[str, int]:
         return {"on the host": 1}
@@ -332,10 +332,10 @@ OnDevice.__module__ = "gpu_library.canary"
 
 @canary
 def test_a_host_copy_is_read_by_distributed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(hostcopy._COPIES, "gpu_library", ("get", lambda value: value.get()))
-    hostcopy.register()
+    monkeypatch.setitem(results_in_host_memory._COPIES, "gpu_library", ("get", lambda value: value.get()))
+    results_in_host_memory.register()
     for value, expected in ((OnDevice(), {"on the host": 1}), ({"holds": OnDevice()}, {"holds": {"on the host": 1}})):
-        header, frames = serialize(value, serializers=hostcopy.SERIALIZERS, on_error="raise")
+        header, frames = serialize(value, serializers=results_in_host_memory.SERIALIZERS, on_error="raise")
         assert header["serializer"] in ("dask", "pickle"), f"the header names the serializer {header['serializer']!r}"
         assert deserialize(header, frames) == expected
 
@@ -381,7 +381,7 @@ async def test_scheduler_and_worker_serve_their_dashboards_by_the_class_that_hpc
 ) -> None:
     directory = create_directory.claim(tmp_path / "demo", lambda submits: [], system="local")
     monkeypatch.setenv("HPCGPU_CLUSTER_DIRECTORY", str(directory.path))
-    monkeypatch.setattr(strangers, "_MOST", 1)
+    monkeypatch.setattr(unauthenticated_connections, "_MOST", 1)
     dashboard_access.guard_servers_of_this_process()
     served = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
     async with contextlib.AsyncExitStack() as stack:

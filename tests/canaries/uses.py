@@ -148,7 +148,7 @@ USES: tuple[Use, ...] = (
         "distributed",
         Kind.PROTOCOL,
         "moves tasks that wait for resources: stealing moves none while a worker has as many threads as tasks",
-        ("hpcgpu.dask_scheduler.resources",),
+        ("hpcgpu.dask_scheduler.tasks_waiting_for_resources",),
         _MOVES,
         ("dask/distributed#1851",),
     ),
@@ -157,7 +157,7 @@ USES: tuple[Use, ...] = (
         "distributed",
         Kind.PROTOCOL,
         "says which tasks move already",
-        ("hpcgpu.dask_scheduler.resources",),
+        ("hpcgpu.dask_scheduler.tasks_waiting_for_resources",),
         _MOVES,
     ),
     _scheduler(
@@ -250,7 +250,7 @@ USES: tuple[Use, ...] = (
         "distributed",
         Kind.PROTOCOL,
         "keeps host copies readable for clients without hpcgpu",
-        ("hpcgpu.runtime.hostcopy",),
+        ("hpcgpu.runtime.results_in_host_memory",),
         "test_a_host_copy_is_read_by_distributed_alone",
     ),
     Use(
@@ -344,7 +344,7 @@ USES: tuple[Use, ...] = (
         "distributed",
         Kind.REPLACED,
         "registers TLS with a handshake timeout, UCX and TCP with authentication, and no TCP without it",
-        ("hpcgpu.fabric.tls", "hpcgpu.fabric.authentication", "hpcgpu.fabric.authenticated_tcp"),
+        ("hpcgpu.fabric.tls_connections", "hpcgpu.fabric.authentication", "hpcgpu.fabric.authenticated_tcp"),
         _TLS,
     ),
     Use(
@@ -360,7 +360,7 @@ USES: tuple[Use, ...] = (
         "tornado",
         Kind.PROTOCOL,
         "accepts connections until the socket reports none, so hpcgpu decides how many are accepted at a time",
-        ("hpcgpu.fabric.strangers",),
+        ("hpcgpu.fabric.unauthenticated_connections",),
         _FEW,
     ),
     Use(
@@ -368,7 +368,7 @@ USES: tuple[Use, ...] = (
         "CPython",
         Kind.PROTOCOL,
         "a handshake that waits clears OpenSSL's error queue, which CPython does not",
-        ("hpcgpu.fabric.tls",),
+        ("hpcgpu.fabric.tls_connections",),
         "test_cpython_leaves_errors_of_other_connections_and_a_handshake_clears_them",
         _OPENSSL,
     ),

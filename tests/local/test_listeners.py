@@ -87,7 +87,7 @@ def test_every_process_makes_its_tls_connections_as_we_do(cluster: LocalGPUClust
 
         return type(backends["tls"]).__module__
 
-    ours = "hpcgpu.fabric.tls"
+    ours = "hpcgpu.fabric.tls_connections"
     with Client(cluster) as client:
         assert client.run_on_scheduler(transport) == ours
         assert set(client.run(transport).values()) == {ours}, "worker"

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import AuthenticationError
-from hpcgpu.fabric import authentication, strangers
+from hpcgpu.fabric import authentication, unauthenticated_connections
 from hpcgpu.fabric.authentication import ARGUMENT, Connector, Listener, signed_address
 from tests.helpers import GPU, converse_with, echo_server
 
@@ -141,7 +141,7 @@ async def refused(endpoint: Any, caplog: pytest.LogCaptureFixture) -> None:
 async def test_who_connects_without_end_pushes_out_himself_and_no_member(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strangers, "_MOST", 5)
+    monkeypatch.setattr(unauthenticated_connections, "_MOST", 5)
     async with echo([]) as address:
         silent = [await raw(address) for _ in range(30)]
         await converse(address)
@@ -296,7 +296,7 @@ async def test_nobody_gets_in_by_handing_on_what_members_say(caplog: pytest.LogC
 LISTENS = f"""
 import asyncio
 from distributed.comm import listen
-from hpcgpu.fabric import authentication, strangers
+from hpcgpu.fabric import authentication, unauthenticated_connections
 authentication.install()
 
 async def main():
@@ -450,7 +450,7 @@ def test_a_cluster_over_ucx_lets_its_own_in_and_nobody_else(
 def test_a_client_over_ucx_prints_no_warning_of_ucx() -> None:
     first_connection = """
 from distributed.comm.registry import backends
-from hpcgpu.fabric import authentication, strangers
+from hpcgpu.fabric import authentication, unauthenticated_connections
 authentication.install()
 backends["ucx"].get_connector()
 import ucxx

@@ -20,8 +20,8 @@ from typing import Any
 from pretended import Answer, Pretended, State, answer, opened
 
 from hpcgpu.batch.base import JobState
+from hpcgpu.batch.cuda_visible_devices import visible_devices
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.batch.visible_gpus import visible_devices
 
 COMMANDS = ("qsub", "qstat", "qdel", "qselect", "qhold", "qrls", "pbsnodes", "pbsdsh", "pbs_rstat")
 SERVER = "pbs01"

@@ -20,7 +20,7 @@ from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes
 from hpcgpu.batch.queue_monitor import Monitor
 from hpcgpu.batch.reasons import explain, outlook
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Cancelled, SubmitLimited, SubmitRefused
-from hpcgpu.runtime.prepare_job import end_of_walltime
+from hpcgpu.runtime.before_walltime import end_of_walltime
 from hpcgpu.scaling.replace_failed_jobs import Failures, classify
 
 RECORDED = (Path(__file__).parent / "openpbs-qstat.txt").read_text()

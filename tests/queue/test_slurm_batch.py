@@ -22,7 +22,7 @@ from hpcgpu.batch.queue_monitor import Monitor
 from hpcgpu.batch.run_command import run
 from hpcgpu.batch.slurm.client import Slurm, parse_squeue
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, SubmitLimited, SubmitRefused
-from hpcgpu.runtime.prepare_job import end_of_walltime
+from hpcgpu.runtime.before_walltime import end_of_walltime
 
 DOWN = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n"
 QUEUE_DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"

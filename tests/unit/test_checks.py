@@ -16,8 +16,8 @@ from hpcgpu.batch.pbs.queues import PBSQueue
 from hpcgpu.batch.queues import Queue
 from hpcgpu.checks import check_jobs
 from hpcgpu.checks.judge_job_reports import Seen, environment_lines, fabric_line, judge, untested_lines, visibility
-from hpcgpu.checks.lines import Line, text
 from hpcgpu.checks.login_node import directory_lines, judge_queues
+from hpcgpu.checks.result_lines import Line, text
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import BatchUnavailable
 from hpcgpu.fabric.protocol_and_interface import Node, decide

@@ -27,7 +27,7 @@ from hpcgpu.cli import main
 from hpcgpu.client import dashboard_forwarding
 from hpcgpu.client.dashboard_forwarding import endpoint, forward, listening, proven_link
 from hpcgpu.errors import ClusterError
-from hpcgpu.fabric import strangers
+from hpcgpu.fabric import unauthenticated_connections
 from hpcgpu.runtime.dashboard_access import PROOF, GuardedServer, link, link_with_token, proof
 from hpcgpu.store import create_directory
 from hpcgpu.store.contact import Contact
@@ -58,7 +58,7 @@ def directory(tmp_path: Path) -> ClusterDirectory:
 @pytest.fixture
 def port(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A server of distributed's kind, guarded. It keeps five connections of strangers."""
-    monkeypatch.setattr(strangers, "_MOST", 5)
+    monkeypatch.setattr(unauthenticated_connections, "_MOST", 5)
     _Page.asked.clear()
     ready, ports, ends = Event(), list[int](), list[Any]()
 
@@ -387,7 +387,7 @@ def test_the_redirect_leads_to_this_server_whatever_the_path(port: int, director
 async def test_few_connections_are_accepted_in_one_turn(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strangers, "_LET_IN", 2)
+    monkeypatch.setattr(unauthenticated_connections, "_LET_IN", 2)
     server, turns, accepted = GuardedServer(RoutingApplication([]), directory), list[int](), list[Any]()
 
     def handle(stream: Any, address: Any) -> None:

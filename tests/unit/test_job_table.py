@@ -14,11 +14,11 @@ from hpcgpu.batch.reasons import explain
 from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.cli.list_clusters import list_clusters
 from hpcgpu.cli.status import status
+from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.display.job_info import JobInfo
 from hpcgpu.display.job_summary import summary
 from hpcgpu.display.job_table import JobTable
 from hpcgpu.display.progress import waiting_for
-from hpcgpu.display.words import listed
 from hpcgpu.existing_clusters.lookup import Found
 from hpcgpu.existing_clusters.snapshot import Snapshot
 from hpcgpu.store.directory import ClusterDirectory

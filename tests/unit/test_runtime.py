@@ -46,11 +46,11 @@ from hpcgpu.options.shared_options import WorkerOptions
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime import (
     cpu_affinity,
+    credentials_of_job,
     dask_commands,
     forkserver,
     launch,
     preemption,
-    prepare_job,
     scheduler_connection,
     single_job,
 )
@@ -264,28 +264,28 @@ def test_only_the_job_of_the_contact_removes_the_keys(directory: ClusterDirector
     directory.tls.mkdir()
     directory.intend("demo-scheduler", "scheduler")
     directory.submitted("demo-scheduler", "1")
-    prepare_job.remove_secrets(directory, directory.token(), "2")
+    credentials_of_job.remove_secrets(directory, directory.token(), "2")
     directory.publish(Contact(token=directory.token(), job_id="1", workers="tls://a:1", client="tls://a:2"))
-    prepare_job.remove_secrets(directory, directory.token(), "2")
+    credentials_of_job.remove_secrets(directory, directory.token(), "2")
     assert directory.tls.is_dir() and directory.contact() is not None
     directory.withdraw()  # the scheduler itself does so when it ends
-    prepare_job.remove_secrets(directory, directory.token(), "1")
+    credentials_of_job.remove_secrets(directory, directory.token(), "1")
     assert not directory.tls.is_dir()
 
 
 def test_a_scheduler_job_that_was_submitted_by_hand_removes_the_keys(directory: ClusterDirectory) -> None:
     """Neither a journal nor a contact has its id: the job was submitted by hand, and its scheduler did not start."""
     directory.tls.mkdir()
-    prepare_job.remove_secrets(directory, "the token of an earlier cluster", "1")
+    credentials_of_job.remove_secrets(directory, "the token of an earlier cluster", "1")
     assert directory.tls.is_dir()
-    prepare_job.remove_secrets(directory, directory.token(), "1")
+    credentials_of_job.remove_secrets(directory, directory.token(), "1")
     assert not directory.tls.is_dir()
 
 
 def test_the_scripts_of_a_bundle_keep_their_keys_for_the_next_launch(directory: ClusterDirectory) -> None:
     directory.tls.mkdir()
     (directory.path / "launch.sh").touch()
-    prepare_job.remove_secrets(directory, directory.token(), "1")
+    credentials_of_job.remove_secrets(directory, directory.token(), "1")
     assert directory.tls.is_dir()
 
 
@@ -301,7 +301,7 @@ def test_the_credentials_of_a_cluster_in_one_job_are_valid_as_long_as_the_job(
             return {"1": status(JobState.RUNNING, end=end)} if end_from == "the queue" else {}
 
     own = OwnJob(job_id="1", name="demo", end=end if end_from == "the environment" else None)
-    prepare_job.make_credentials(directory, own, Queue())
+    credentials_of_job.make_credentials(directory, own, Queue())
     valid = 365 * day if end_from == "nowhere" else 3600 + day  # a day, because clocks differ
     assert not certificates_and_keys.problem(directory, now=now + valid - 60)
     assert "expired on" in certificates_and_keys.problem(directory, now=now + valid + 60)

@@ -20,7 +20,6 @@ from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import LaunchError, NotTrusted, OptionError
 from hpcgpu.manager.start_cluster import check_local_directory
 from hpcgpu.runtime import scratch
-from hpcgpu.runtime.prepare_job import temporary_place
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 
@@ -139,7 +138,7 @@ def refused(given: str, *, everywhere: bool = True) -> str:
 
 def refused_in_a_job(given: str) -> str:
     with pytest.raises(LaunchError) as caught:
-        temporary_place(argparse.Namespace(command=["dask", "worker", "--local-directory", given]))
+        scratch.temporary_place(argparse.Namespace(command=["dask", "worker", "--local-directory", given]))
     return str(caught.value)
 
 

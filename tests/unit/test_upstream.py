@@ -244,7 +244,7 @@ def test_the_scan_finds_what_is_known_to_be_there() -> None:
         ("hpcgpu.dask_scheduler.scheduler_extension", "allowed_failures"),
         ("hpcgpu.dask_scheduler.scheduler_extension", "error_message"),
         ("hpcgpu.runtime.cpu_affinity", "nvml_device_index"),
-        ("hpcgpu.fabric.tls", "backends"),
+        ("hpcgpu.fabric.tls_connections", "backends"),
     } <= found
     assert any(name == "_correct_state" for module, name in found if module.startswith("hpcgpu.cluster."))
 

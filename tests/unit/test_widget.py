@@ -18,8 +18,8 @@ from hpcgpu.cluster.show_in_notebook import bundle, widget_of
 from hpcgpu.errors import OptionError
 from hpcgpu.existing_clusters.snapshot import Snapshot
 from hpcgpu.widget.feed import Feed
-from hpcgpu.widget.saved_picture import SavedPicture
-from hpcgpu.widget.static_picture import picture
+from hpcgpu.widget.replace_saved_picture import SavedPicture
+from hpcgpu.widget.snapshot_as_html import picture
 from tests.conftest import wait_until
 
 MARKUP = "<script>alert(1)</script>"
@@ -124,7 +124,7 @@ def test_no_snapshot_is_taken_while_nobody_looks() -> None:
 
 def test_importing_hpcgpu_and_showing_a_picture_load_no_widget_library() -> None:
     code = "import sys, hpcgpu; hpcgpu.LocalGPUCluster; import hpcgpu.cluster.show_in_notebook"
-    code += "; import hpcgpu.widget.static_picture"
+    code += "; import hpcgpu.widget.snapshot_as_html"
     code += "; print(*sorted({'anywidget', 'ipywidgets', 'traitlets', 'IPython'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "\n"
 

@@ -37,14 +37,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
+from hpcgpu.batch.cuda_visible_devices import visible_devices
 from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.local.jobs import JobRecord, read_directives, startable, with_reasons
 from hpcgpu.batch.local.reasons import REASONS
 from hpcgpu.batch.recognise_own_scripts import runs_hpcgpu
 from hpcgpu.batch.run_command import require
 from hpcgpu.batch.scrub_environment import clean_environment
-from hpcgpu.batch.visible_gpus import visible_devices
-from hpcgpu.display.words import counted
+from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.errors import BatchError, BatchUnavailable, Damaged, NotTrusted, SubmitRefused
 from hpcgpu.posix import checked_files, json_records
 from hpcgpu.posix.ownership import check, private_directory

@@ -9,10 +9,10 @@ import html
 import time
 
 from hpcgpu.dask_scheduler.rpc_types import GroupState
+from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.display.html_tables import paragraphs, table
 from hpcgpu.display.job_table import JobTable
 from hpcgpu.display.text_columns import bar
-from hpcgpu.display.words import duration
 from hpcgpu.existing_clusters.snapshot import GPUInfo, Snapshot
 
 #: If there are more GPUs than this, only sums are shown.

@@ -14,8 +14,8 @@ import pytest
 from distributed import Client, Future, Scheduler, Worker
 
 from hpcgpu.dask_scheduler import scheduler_extension
-from hpcgpu.dask_scheduler.resources import at_once, move_waiting
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
+from hpcgpu.dask_scheduler.tasks_waiting_for_resources import at_once, move_waiting
 
 TIMEOUT = 60.0
 #: Ends the tasks that `held` runs.

@@ -18,9 +18,9 @@ import pytest
 from distributed.comm import connect, listen
 from distributed.security import Security
 
-from hpcgpu.fabric import authenticated_tcp, strangers, tls
+from hpcgpu.fabric import authenticated_tcp, tls_connections, unauthenticated_connections
 from hpcgpu.fabric.authentication import ARGUMENT
-from hpcgpu.fabric.strangers import Refusals, Strangers, most_at_a_time, time_limit
+from hpcgpu.fabric.unauthenticated_connections import Refusals, Strangers, most_at_a_time, time_limit
 
 SCHEMES = pytest.mark.parametrize("scheme", ["authenticated", "tls"])
 
@@ -29,7 +29,7 @@ SCHEMES = pytest.mark.parametrize("scheme", ["authenticated", "tls"])
 async def echo(scheme: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     """A listener that returns what it gets: its address, and the arguments of members."""
     authenticated_tcp.install()
-    tls.install()
+    tls_connections.install()
     security = Security.temporary()
     key: dict[str, Any] = {ARGUMENT: bytes(32)}
     here, there = (
@@ -64,7 +64,7 @@ async def ended(reader: asyncio.StreamReader) -> bool:
 async def test_who_connects_without_end_pushes_out_himself_and_no_member(
     scheme: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(strangers, "_MOST", 5)
+    monkeypatch.setattr(unauthenticated_connections, "_MOST", 5)
     async with echo(scheme) as (address, arguments):
         host, port = address.split("://")[1].split(":")
         before = await connect(address, **arguments)
@@ -162,7 +162,7 @@ class _Silent:
 
 
 def test_who_floods_pushes_out_those_of_his_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "_MOST", 40)
+    monkeypatch.setattr(unauthenticated_connections, "_MOST", 40)
     kept, elsewhere, flood = Strangers(), [_Silent() for _ in range(3)], [_Silent() for _ in range(500)]
     for member in elsewhere:
         kept.add(member, "10.0.0.1")
@@ -177,7 +177,7 @@ def test_who_floods_pushes_out_those_of_his_own_address(monkeypatch: pytest.Monk
 
 
 def test_a_thousand_members_that_start_from_many_nodes_are_no_flood(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers, "_MOST", 40)
+    monkeypatch.setattr(unauthenticated_connections, "_MOST", 40)
     kept, members = Strangers(), [_Silent() for _ in range(40)]
     for number, member in enumerate(members):
         kept.add(member, f"10.0.0.{number // 8}")
@@ -192,7 +192,7 @@ def test_a_thousand_members_that_start_from_many_nodes_are_no_flood(monkeypatch:
 async def test_a_flood_from_one_address_does_not_keep_members_of_another_out(
     scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strangers, "_MOST", 50)
+    monkeypatch.setattr(unauthenticated_connections, "_MOST", 50)
     async with echo(scheme) as (address, arguments):
         host, port = address.split("://")[1].split(":")
         over = asyncio.Event()

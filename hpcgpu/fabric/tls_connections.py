@@ -35,7 +35,7 @@ from tornado.iostream import IOStream, SSLIOStream
 
 from hpcgpu.fabric import certificate_errors
 from hpcgpu.fabric.guarded_listener import Comm, GuardedListener
-from hpcgpu.fabric.strangers import time_limit
+from hpcgpu.fabric.unauthenticated_connections import time_limit
 
 
 class _Idle(threading.local):

@@ -1,6 +1,4 @@
-"""Dask's TLS connections as `hpcgpu.fabric.tls` makes them: what a healthy connection bears, how one ends, and who is
-dropped.
-"""
+"""Dask's TLS connections as hpcgpu makes them: what a healthy connection bears, how one ends, and who is dropped."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ from distributed.security import Security
 
 from hpcgpu.client.connect import wait_for_contact
 from hpcgpu.errors import CertificateError, ClusterError
-from hpcgpu.fabric import certificate_errors, tls
+from hpcgpu.fabric import certificate_errors, tls_connections
 from hpcgpu.runtime.scheduler_connection import answers
 from hpcgpu.store import certificates_and_keys, create_directory
 from hpcgpu.store.contact import Contact
@@ -54,7 +52,7 @@ def upstream() -> Iterator[tcp.TLSBackend]:
 
 @pytest.fixture
 def ours(upstream: tcp.TLSBackend) -> None:
-    tls.install()
+    tls_connections.install()
     assert backends["tls"] is not upstream
 
 
@@ -92,7 +90,7 @@ async def connection(security: Security) -> AsyncIterator[tuple[Any, Any]]:
         finally:
             comm.abort()
             other.abort()
-            tls.clear_errors()
+            tls_connections.clear_errors()
 
 
 @pytest.mark.parametrize("reader", ["connecting", "listening"])
@@ -123,10 +121,10 @@ async def test_cpython_still_needs_that(upstream: None, security: Security) -> N
                 assert await reading != "still here", (
                     "this CPython clears OpenSSL's error queue itself (python/cpython#148594): once the oldest that "
                     "hpcgpu supports does, "
-                    "remove clear_errors from hpcgpu/fabric/tls.py"
+                    "remove clear_errors from hpcgpu/fabric/tls_connections.py"
                 )
         finally:
-            tls.clear_errors()
+            tls_connections.clear_errors()
 
 
 def raw_pair(client: ssl.SSLContext, server: ssl.SSLContext) -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
@@ -154,7 +152,7 @@ def contexts(security: Security, *, client: bool, server: bool) -> tuple[ssl.SSL
     both = (security.get_connection_args("client")["ssl_context"], security.get_listen_args("scheduler")["ssl_context"])
     for context, our in zip(both, (client, server), strict=True):
         if our:
-            context.sslsocket_class = tls.Socket
+            context.sslsocket_class = tls_connections.Socket
     return both
 
 
@@ -331,7 +329,7 @@ def test_each_thread_clears_its_own_queue() -> None:
     def many() -> None:
         try:
             for _ in range(2000):
-                tls.clear_errors()
+                tls_connections.clear_errors()
         except BaseException as error:
             failed.append(error)
 

@@ -1,6 +1,6 @@
 """Numbers with their nouns."""
 
-from hpcgpu.display.words import counted
+from hpcgpu.display.counts_and_durations import counted
 
 
 def test_a_noun_agrees_with_its_number() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from distributed.protocol import deserialize, serialize, to_serialize
 
-from hpcgpu.runtime import hostcopy
-from hpcgpu.runtime.hostcopy import SERIALIZERS, host_copy, with_advice
+from hpcgpu.runtime import results_in_host_memory
+from hpcgpu.runtime.results_in_host_memory import SERIALIZERS, host_copy, with_advice
 
 
 class OnGPU:
@@ -57,14 +57,14 @@ def test_what_cannot_be_copied_says_what_it_is_and_what_to_do() -> None:
 
 @pytest.mark.parametrize("value", [{"a": [1, (2, "x")]}, b"bytes", list(range(10)), {1, 2}, ValueError("x")])
 def test_everything_else_travels_as_ever(value: Any) -> None:
-    hostcopy.register()
+    results_in_host_memory.register()
     header, frames = serialize(to_serialize(value), serializers=SERIALIZERS)
     assert repr(deserialize(header, frames)) == repr(value)
     assert "hpcgpu" not in str(header), "a client that knows nothing of hpcgpu can read it"
 
 
 def test_failures_travel_as_messages() -> None:
-    hostcopy.register()
+    results_in_host_memory.register()
     for value in (OnGPU(), [OnGPU()], ValueError(OnGPU())):
         header, frames = serialize(to_serialize(value), serializers=SERIALIZERS)
         with pytest.raises(TypeError, match="OnGPU in GPU memory"):
