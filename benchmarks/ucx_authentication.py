@@ -13,7 +13,7 @@ from typing import Any
 
 from distributed.comm import connect, listen
 
-from hpcgpu.fabric import authentication
+from hpcgpu.fabric import ucx_authentication
 
 RUNS = 300
 
@@ -27,8 +27,8 @@ async def handle(comm: Any) -> None:
 async def measure() -> dict[str, list[float]]:
     """Return the seconds that each connection took."""
     key = secrets.token_bytes(32)
-    authentication.install()
-    ways: dict[str, dict[str, Any]] = {"without": {}, "with": {authentication.ARGUMENT: key}}
+    ucx_authentication.install()
+    ways: dict[str, dict[str, Any]] = {"without": {}, "with": {ucx_authentication.ARGUMENT: key}}
     listeners = {name: await listen("ucx://127.0.0.1", handle, **arguments) for name, arguments in ways.items()}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for run in range(RUNS + 10):

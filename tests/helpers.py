@@ -27,7 +27,7 @@ from hpcgpu import connect as connect_to
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cli.json_types import OUTPUTS
 from hpcgpu.display.progress import Progress
-from hpcgpu.fabric.authentication import ARGUMENT
+from hpcgpu.fabric.ucx_authentication import ARGUMENT
 from hpcgpu.scaling.decide_actions import Drain
 from tests.conftest import live, told, wait_until
 

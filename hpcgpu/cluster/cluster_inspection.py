@@ -30,7 +30,6 @@ from hpcgpu.errors import ClusterError
 from hpcgpu.existing_clusters.snapshot import Observer, Snapshot, assemble
 from hpcgpu.fabric import connection_report
 from hpcgpu.fabric.connection_report import Fabric
-from hpcgpu.jobs.demand import group_states
 from hpcgpu.manager import wait_for_workers
 from hpcgpu.options import values
 from hpcgpu.posix import checked_files
@@ -242,7 +241,7 @@ class ClusterInspection(Adapter):
         return assemble(
             jobs,
             gpus,
-            group_states(state.registry.all_groups(), now=now),
+            [group.state(now=now) for group in state.registry.all_groups()],
             now=now,
             name=state.name,
             system=self.system,

@@ -18,7 +18,7 @@ from distributed.deploy.spec import SpecCluster
 
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
 from hpcgpu.errors import ClusterError, Superseded
-from hpcgpu.jobs.worker_group import WorkerJob
+from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.manager import Manager
 from hpcgpu.manager.notify import Callbacks

@@ -1,31 +1,29 @@
 """Calls that the manager needs beyond distributed's own RPCs; our preload adds them to the Dask scheduler.
 
 The extension reports the load, moves tasks that wait for resources, and lets running tasks finish on workers that are
-drained. If the end of a job kills a worker, this counts as no failure of the tasks on that worker.
+drained.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import math
-import pickle
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import distributed.scheduler
 import distributed.versions
 from distributed.comm import Comm
 from distributed.core import Status, error_message
 from distributed.diagnostics.plugin import SchedulerPlugin
-from distributed.scheduler import KilledWorker
+from distributed.scheduler import Scheduler, WorkerState
 from tornado.ioloop import PeriodicCallback
 
 from hpcgpu.dask_scheduler import data_recipients, lost_results, tasks_waiting_for_resources
 from hpcgpu.dask_scheduler.answer_changes import Sent
+from hpcgpu.dask_scheduler.lost_workers_as_failures import CHARGEABLE, LostWorkers
 from hpcgpu.dask_scheduler.manager_lease import ManagerLease
 from hpcgpu.dask_scheduler.manager_requests import Requests
 from hpcgpu.dask_scheduler.measure_usage import Usage
@@ -46,26 +44,15 @@ from hpcgpu.fabric.guarded_listener import HAS_GPU
 from hpcgpu.runtime import dashboard_access, results_in_host_memory
 from hpcgpu.software import compare_environments
 
-if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, WorkerState
-
-
-logger = logging.getLogger("distributed.hpcgpu")
-
 #: Most tasks without a worker that are examined; the others are assumed to be similar.
 _SAMPLE = 2000
 #: Most results and tasks on workers that are examined, all workers together: about 10 ms of the event loop.
 _SAMPLE_HELD = 20_000
 #: Seconds between two checks of tasks that wait for resources of their worker.
 _MOVES = 0.2
-#: Seconds for which the loss of a worker may still count against its tasks.
-_CHARGEABLE = 600.0
 #: Seconds after which a worker surely knows that it retires: a later heartbeat reports the tasks that it will finish.
 _NOTICED = 2.0
-#: Seconds without a heartbeat after which a worker whose job has ended is removed.
-#: The queue may say so while the job's processes still run.
-_SILENT_WORKER = 30.0
-#: Seconds between two checks for such workers.
+#: Seconds between two checks for workers whose job has ended.
 _REMOVALS = 5.0
 #: Seconds between two checks for calls and GPUs that work. Dask checks for tasks at the same interval.
 _WORK = 0.25
@@ -92,10 +79,8 @@ def install(
     extension = Extension(scheduler, lease, released)
     scheduler.add_plugin(extension)
     dashboard_access.serve_workers(scheduler)
-    extension.moves.start()
-    extension.removals.start()
-    extension.work.start()
-    extension.calls.silent.start()
+    for repeated in extension.repeated:
+        repeated.start()
     extension.usage.start()
     return extension
 
@@ -136,21 +121,18 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._stream = WorkerStream()
         #: The workers by address, including those whose removal is not recorded yet.
         self._states = dict(scheduler.workers)
-        self._lost: dict[str, tuple[float, Any, set[Any]]] = {}
-        #: For each task, how many lost workers count against it.
-        self._suspicious = Counter[Any]()
-        # distributed would count each loss at once: four preempted jobs would fail a task
-        self._allowed_failures, scheduler.allowed_failures = scheduler.allowed_failures, math.inf
+        self.lost_workers = LostWorkers(scheduler)
         self._leaving_since: dict[str, float] = {}
-        self._ended: dict[str, float] = {}
-        self._crashed: set[str] = set()
         self._sent_workers, self._sent_loads = Sent(), Sent()
         self._shared: dict[str, Any] = {}
         self.calls = Calls(scheduler)
         self.usage = Usage(scheduler, self.calls)
-        self.moves = PeriodicCallback(lambda: tasks_waiting_for_resources.move_waiting(scheduler), _MOVES * 1000)
-        self.removals = PeriodicCallback(self.remove_silent, _REMOVALS * 1000)
-        self.work = PeriodicCallback(self.see_work, _WORK * 1000)
+        self.repeated = (
+            PeriodicCallback(lambda: tasks_waiting_for_resources.move_waiting(scheduler), _MOVES * 1000),
+            PeriodicCallback(self.lost_workers.remove_silent, _REMOVALS * 1000),
+            PeriodicCallback(self.see_work, _WORK * 1000),
+            self.calls.silent,
+        )
         scheduler.handlers |= self._handlers()
 
     def _handlers(self) -> dict[str, Callable[..., Any]]:
@@ -166,7 +148,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_runs": self.runs,
             "hpcgpu_refuse_tasks": self.refuse_tasks,
             "hpcgpu_resume": self.resume,
-            "hpcgpu_ended": self.ended,
+            "hpcgpu_ended": self.lost_workers.ended,
             "hpcgpu_lose": self.lose,
             "hpcgpu_heartbeat": self.lease.heartbeat,
             "hpcgpu_goodbye": self.lease.goodbye,
@@ -210,11 +192,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         str
             Why the manager cannot start; empty if it can.
         """
-        return (
-            await self.manager_process.start()
-            if self.manager_process is not None
-            else "its scheduler does not run in a scheduler job"
-        )
+        if self.manager_process is None:
+            return "its scheduler does not run in a scheduler job"
+        return await self.manager_process.start()
 
     async def environment(self) -> dict[str, str]:
         """Return what software and GPU the scheduler has, see `hpcgpu.software.compare_environments`."""
@@ -222,10 +202,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     async def close(self) -> None:
         """Stop moving tasks, and write the bill; distributed calls this when the scheduler closes."""
-        self.moves.stop()
-        self.removals.stop()
-        self.work.stop()
-        self.calls.silent.stop()
+        for repeated in self.repeated:
+            repeated.stop()
         await self.usage.stop()
 
     # Workers and their load
@@ -250,7 +228,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         if start == "processing" and finish == "memory":
             self.usage.done[about.get("worker", "")] += 1
         elif finish == "forgotten":
-            self._suspicious.pop(key, None)
+            self.lost_workers.forget_task(key)
 
     def works(self) -> bool:
         """Whether a call runs on a worker, or a GPU works: Dask counts only tasks as work."""
@@ -312,7 +290,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         """
         wanted, now, counts = set(names), time.time(), {}
         self._leaving_since = {
-            name: since for name, since in self._leaving_since.items() if now - since < _CHARGEABLE or name in wanted
+            name: since for name, since in self._leaving_since.items() if now - since < CHARGEABLE or name in wanted
         }
         for ws in list(self.scheduler.workers.values()):
             if str(ws.name) not in wanted:
@@ -384,10 +362,10 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         to_host = ours and not comm.remote_info.get(HAS_GPU)
         return results_in_host_memory.SERIALIZERS if to_host else ["dask", "pickle", "error"]
 
-    # Tasks that the loss of a worker counts against
+    # Workers that come and go
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Record the tasks of a lost worker. A crash of the worker and the end of its job look alike at first.
+        """Record a lost worker, with its results and its tasks.
 
         distributed calls this when it removes a worker, before the tasks go to other workers.
         """
@@ -398,72 +376,19 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             return
         results = msg["lost-computed-tasks"] | msg["lost-scattered-tasks"]
         self.usage.lost(ws, [*ws.actors, *(self.scheduler.tasks[key] for key in results)])
-        if tasks := msg["processing-tasks"]:
-            now = time.monotonic()
-            self._lost = {name: loss for name, loss in self._lost.items() if now - loss[0] < _CHARGEABLE}
-            self._lost[str(ws.name)] = (now, ws.clean(), set(tasks))
+        self.lost_workers.record(ws, msg["processing-tasks"])
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Count the loss of a worker that comes back: it has crashed, and its nanny has restarted it.
-
-        Store equal reports about the workers' software only once.
-        """
+        """Record a worker; store equal reports about the workers' software only once."""
         ws = self._states[worker] = scheduler.workers[worker]
         ws.versions = self._once(ws.versions)
         ws.extra = {name: self._once(value) for name, value in ws.extra.items()}
-        self._charge(str(ws.name))
+        self.lost_workers.count(str(ws.name))  # a worker that comes back has crashed, and its nanny has restarted it
         self._stream.report("add", {"workers": {worker: describe(ws)}})
 
     def _once(self, value: Any) -> Any:
         """Return the first stored object that equals this one."""
         return self._shared.setdefault(repr(value), value)
-
-    async def ended(self, names: Iterable[str], crashed: Iterable[str]) -> None:
-        """Record the workers whose job has ended; count the loss of a worker if its job failed."""
-        now = time.time()
-        self._ended = {name: at for name, at in self._ended.items() if now - at < _CHARGEABLE}
-        self._ended |= dict.fromkeys(names, now)
-        self._crashed = {name for name in self._crashed if name in self._ended} | set(crashed)
-        for name in crashed:
-            self._charge(name)
-
-    async def remove_silent(self) -> None:
-        """Remove workers whose job has ended and that send no heartbeats.
-
-        The connection to a node that hangs does not break: its worker would keep its tasks until
-        ``distributed.scheduler.worker-ttl``, which is 5 minutes.
-        """
-        now = time.time()
-        for ws in list(self.scheduler.workers.values()):
-            name = str(ws.name)
-            if name in self._ended and now - ws.last_seen > _SILENT_WORKER:
-                logger.warning("hpcgpu: no heartbeat from worker %s, and its job has ended: it is removed", ws.address)
-                await self.scheduler.remove_worker(ws.address, stimulus_id=f"hpcgpu-ended-{now}")
-                if name in self._crashed:
-                    self._charge(name)
-
-    def _charge(self, name: str) -> None:
-        """Count the loss of a worker against the tasks that it ran, as `Scheduler.remove_worker` would have done."""
-        if name not in self._lost:
-            return
-        _, worker, keys = self._lost.pop(name)
-        for key in keys:
-            ts = self.scheduler.tasks.get(key)
-            if ts is None or ts.state in ("memory", "erred", "forgotten"):
-                continue
-            self._suspicious[key] += 1
-            if self._suspicious[key] > self._allowed_failures and ts.state in ("processing", "queued", "no-worker"):
-                self._fail(ts, worker)
-
-    def _fail(self, ts: Any, worker: Any) -> None:
-        stimulus = f"hpcgpu-killed-worker-{time.time()}"
-        error = KilledWorker(task=ts.key, last_worker=worker, allowed_failures=self._allowed_failures)
-        count = self._suspicious[ts.key]
-        logger.error("Task %s marked as failed because %d workers died while trying to run it", ts.key, count)
-        recommendations = self.scheduler.transition(
-            ts.key, "erred", exception=pickle.dumps(error), cause=ts.key, stimulus_id=stimulus
-        )
-        self.scheduler.transitions(recommendations, stimulus)
 
 
 def _wanted(worker: WorkerState, at_most: int) -> int:

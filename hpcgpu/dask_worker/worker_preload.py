@@ -20,7 +20,7 @@ from dask import config
 
 from hpcgpu.dask_worker import accept_tasks, count_calls
 from hpcgpu.dask_worker.gpu_metrics import GPUS, METRIC, SENT, Device
-from hpcgpu.fabric import authenticated_tcp, authentication, tls_connections
+from hpcgpu.fabric import authenticated_tcp, tls_connections, ucx_authentication
 from hpcgpu.fabric.connection_report import NODE
 from hpcgpu.runtime import dashboard_access, preemption, results_in_host_memory
 from hpcgpu.runtime.forkserver import METHOD, NANNY_MODULE, NANNY_PRELOAD
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from distributed.worker import Worker
 
 
-authentication.install()
+ucx_authentication.install()
 dashboard_access.guard_servers_of_this_process()
 authenticated_tcp.install()
 tls_connections.install()

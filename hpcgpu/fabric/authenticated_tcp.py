@@ -1,7 +1,7 @@
 """TCP connections of Dask that are authenticated, but not encrypted: scheme ``authenticated``.
 
-Both sides do the mutual challenge of `hpcgpu.fabric.authentication` before distributed reads a message, because reading
-a message unpickles it. After the challenge the connection is distributed's own TCP, at full speed: neither encrypted
+Both sides do the mutual challenge of `ucx_authentication` before distributed reads a message, because reading a message
+unpickles it. After the challenge the connection is distributed's own TCP, at full speed: neither encrypted
 nor signed.
 
 The scheme is not ``tcp`` but a separate one. So a process without the key, or without this scheme, cannot skip the
@@ -26,9 +26,9 @@ from distributed.comm.registry import backends
 from tornado.iostream import IOStream, StreamClosedError
 
 from hpcgpu.errors import AuthenticationError
-from hpcgpu.fabric import authentication
-from hpcgpu.fabric.authentication import OWN_HOST, signed_address
+from hpcgpu.fabric import ucx_authentication
 from hpcgpu.fabric.guarded_listener import Comm, GuardedListener
+from hpcgpu.fabric.ucx_authentication import OWN_HOST, signed_address
 from hpcgpu.fabric.unauthenticated_connections import time_limit
 
 _SCHEME = "authenticated"
@@ -52,7 +52,7 @@ class _Stream:
 
 def _key(connection_args: Mapping[str, Any], address: str) -> bytes:
     """Return the key of a connection. It differs from UCX's key, so no message of one works with the other."""
-    key = authentication.key_of(connection_args)
+    key = ucx_authentication.key_of(connection_args)
     if key is None:
         raise FatalCommClosedError(
             f"{address}: this program does not have the key of the cluster: use hpcgpu.connect(NAME), or the security "
@@ -71,7 +71,7 @@ class _Connector(tcp.TCPConnector):  # type: ignore[misc]
         comm = await super().connect(address, deserialize, **connection_args)
         try:
             dialled = signed_address(*comm.stream.socket.getpeername()[:2])
-            await asyncio.wait_for(authentication.connect(_Stream(comm.stream), key, dialled), time_limit())
+            await asyncio.wait_for(ucx_authentication.connect(_Stream(comm.stream), key, dialled), time_limit())
         except AuthenticationError as error:
             comm.abort()
             raise FatalCommClosedError(f"{where}: {error}") from error
@@ -100,7 +100,7 @@ class _Listener(GuardedListener, tcp.TCPListener):  # type: ignore[misc]
         self._strangers.add(stream, parse_host_port(address.partition("://")[2])[0])
         try:
             own = signed_address(*stream.socket.getsockname()[:2])
-            await asyncio.wait_for(authentication.accept(side, self._key, [own]), limit)
+            await asyncio.wait_for(ucx_authentication.accept(side, self._key, [own]), limit)
         except TimeoutError:
             why = f"it did not authenticate itself within {limit:g} s"
         except AuthenticationError as error:
@@ -152,10 +152,10 @@ def _refuse_plain(address: str, connection_args: Mapping[str, Any]) -> None:
 
     If the process also has TLS, Dask's option ``distributed.comm.require-encryption`` decides instead.
     """
-    encrypts = authentication.ARGUMENT not in connection_args and dask.config.get(
+    encrypts = ucx_authentication.ARGUMENT not in connection_args and dask.config.get(
         "distributed.comm.require-encryption", None
     )
-    if not encrypts and authentication.key_of(connection_args) is not None:
+    if not encrypts and ucx_authentication.key_of(connection_args) is not None:
         raise RuntimeError(
             f"the connections of this cluster are authenticated, refusing communication from/to tcp://{address}"
         )

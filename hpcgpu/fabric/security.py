@@ -11,7 +11,7 @@ from typing import Any
 
 from distributed.security import Security
 
-from hpcgpu.fabric import authenticated_tcp, authentication, tls_connections
+from hpcgpu.fabric import authenticated_tcp, tls_connections, ucx_authentication
 from hpcgpu.fabric.guarded_listener import HAS_GPU
 from hpcgpu.fabric.node_gpus import gpus_on_node
 
@@ -30,7 +30,7 @@ class ClusterSecurity(Security):  # type: ignore[misc]
     Parameters
     ----------
     ucx_key : bytes
-        See `hpcgpu.fabric.authentication`.
+        See `hpcgpu.fabric.ucx_authentication`.
     **files
         Arguments of `distributed.security.Security`.
     """
@@ -38,7 +38,7 @@ class ClusterSecurity(Security):  # type: ignore[misc]
     def __init__(self, ucx_key: bytes, **files: Any) -> None:
         super().__init__(**(files and {"require_encryption": True}), **files)
         self._ucx_key = ucx_key
-        authentication.install()
+        ucx_authentication.install()
         authenticated_tcp.install()
         tls_connections.install()
 
@@ -47,12 +47,12 @@ class ClusterSecurity(Security):  # type: ignore[misc]
 
         A client's arguments say whether it can hold GPU objects.
         """
-        arguments = {**self._read(super().get_connection_args, role), authentication.ARGUMENT: self._ucx_key}
+        arguments = {**self._read(super().get_connection_args, role), ucx_authentication.ARGUMENT: self._ucx_key}
         return {**arguments, HAS_GPU: _holds_gpu_objects()} if role == "client" else arguments
 
     def get_listen_args(self, role: str) -> dict[str, Any]:
         """Return the arguments of a listener in this role."""
-        return {**self._read(super().get_listen_args, role), authentication.ARGUMENT: self._ucx_key}
+        return {**self._read(super().get_listen_args, role), ucx_authentication.ARGUMENT: self._ucx_key}
 
     def _read(self, arguments: Callable[[str], dict[str, Any]], role: str) -> dict[str, Any]:
         """Return the arguments that distributed makes from the files. Python's ssl does not name a missing file."""

@@ -1,4 +1,4 @@
-"""How much work the scheduler has for each worker group, and the groups as other programs see them."""
+"""How much work the scheduler has for each worker group."""
 
 from __future__ import annotations
 
@@ -6,34 +6,15 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from hpcgpu.dask_scheduler.rpc_types import GroupState, Load, WaitingWork, WorkerLoad
+from hpcgpu.dask_scheduler.rpc_types import Load, WaitingWork, WorkerLoad
 from hpcgpu.jobs.worker_group import WorkerGroup
 from hpcgpu.scaling import sizes_to_jobs
-from hpcgpu.scaling.forecast import usual_wait
 from hpcgpu.scaling.policy_data import Demand
 
 #: Share of the workers' memory above which more workers are requested (as `Scheduler.adaptive_target` does).
 _MEMORY_FULL = 0.6
 #: Sums of fractions of jobs are exact to this number of digits.
 _DIGITS = 6
-
-
-def group_states(groups: Iterable[WorkerGroup], *, now: float) -> list[GroupState]:
-    """Return the groups as other programs see them."""
-    return [
-        GroupState(
-            name=group.name,
-            target=group.adaptive.decision.target if group.adaptive is not None else group.limits.maximum,
-            minimum=group.limits.minimum if group.adaptive is not None else None,
-            maximum=group.limits.maximum if group.adaptive is not None else None,
-            reason=group.adaptive.decision.reason if group.adaptive is not None else group.reason,
-            paused=group.failures.paused,
-            gpu_hours=group.gpu_seconds(now=now) / 3600,
-            maximum_gpu_hours=group.limits.gpu_seconds / 3600 if group.limits.gpu_seconds is not None else None,
-            usual_wait=usual_wait(group.waits),
-        )
-        for group in groups
-    ]
 
 
 def demands(load: Load, groups: Iterable[WorkerGroup]) -> dict[str, Demand]:

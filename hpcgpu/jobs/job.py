@@ -185,6 +185,11 @@ class Job:
         return phase.task if isinstance(phase, Submitting) else None
 
     @property
+    def lost_workers(self) -> bool:
+        """Whether it lacks workers for good."""
+        return self.work.lost_at is not None
+
+    @property
     def retry_at(self) -> float:
         """Epoch seconds before which it is not drained again."""
         return self.phase.retry_at if isinstance(self.phase, Queued | Running) else 0.0
@@ -227,6 +232,16 @@ class Job:
     def submitted(self) -> float:
         """Epoch seconds of its submit."""
         return self.view.submitted if self.view else self.created
+
+    def seconds_used(self, *, now: float) -> float:
+        """Return how long it has run."""
+        status = self.queue_status
+        if status.state is JobState.PENDING:
+            return 0.0
+        cancelled_at = self.phase.cancelled_at if isinstance(self.phase, Draining) else None
+        until = self.phase.at if isinstance(self.phase, Ended) else cancelled_at or now
+        began = status.start or self.work.joined_at
+        return max(0.0, until - began) if began is not None else 0.0
 
     # For people
 

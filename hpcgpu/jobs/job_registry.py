@@ -10,7 +10,8 @@ from pathlib import Path
 from hpcgpu.errors import OptionError
 from hpcgpu.jobs.job import Job
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
-from hpcgpu.jobs.worker_group import WorkerGroup, WorkerJob
+from hpcgpu.jobs.worker_group import WorkerGroup
+from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.options.shared_options import DEFAULT, WorkerOptions
 from hpcgpu.scaling import worker_names
 
@@ -52,9 +53,7 @@ class Registry:
 
     def add_group(self, name: str, options: WorkerOptions, script: Path) -> WorkerGroup:
         """Add a group without jobs."""
-        group = WorkerGroup(
-            name, options, script, self.restarts, cluster=self.cluster, worker_jobs=lambda: self.worker_jobs
-        )
+        group = WorkerGroup(name, options, script, self.restarts, cluster=self.cluster, jobs_of=self.jobs_of)
         self.groups = {**self.groups, name: group}  # never changed in place: other threads read it
         return group
 
@@ -125,6 +124,10 @@ class Registry:
     def worker_jobs(self) -> list[WorkerJob]:
         """All worker jobs, also those that have ended."""
         return [job for job in list(self.jobs.values()) if isinstance(job, WorkerJob)]
+
+    def jobs_of(self, group: WorkerGroup) -> list[WorkerJob]:
+        """Return all jobs of a group, also those that have ended."""
+        return [job for job in self.worker_jobs if job.group is group]
 
     @property
     def active(self) -> dict[str, WorkerJob]:

@@ -1,4 +1,4 @@
-"""Worker jobs, and groups of identical jobs: their requests, their wanted number, and their history.
+"""A group of identical worker jobs: what they request, how many are wanted, their load and their history.
 
 A group collects the state of its jobs for `hpcgpu.scaling.decide_actions`; the reconciler carries out the actions.
 """
@@ -8,26 +8,21 @@ from __future__ import annotations
 import math
 import shlex
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dask.utils import format_bytes
-
 from hpcgpu.batch.base import JobState, Outlook
 from hpcgpu.batch.reasons import outlook
-from hpcgpu.dask_scheduler.rpc_types import WorkerLoad
-from hpcgpu.display.counts_and_durations import duration
+from hpcgpu.dask_scheduler.rpc_types import GroupState, WorkerLoad
 from hpcgpu.jobs.adaptive_record import AdaptiveRecord
 from hpcgpu.jobs.job import Job
-from hpcgpu.jobs.job_phases import Draining, Ended
-from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.options.shared_options import DEFAULT, WorkerOptions
 from hpcgpu.scaling import budget, missing_workers, worker_names
 from hpcgpu.scaling.decide_actions import ObservedGroup, ObservedJob
 from hpcgpu.scaling.forecast import usual_wait
 from hpcgpu.scaling.policy_data import Decision, Demand, History, Hysteresis, JobLoad, JobView, Limits
-from hpcgpu.scaling.replace_failed_jobs import Failures, Outcome, classify
+from hpcgpu.scaling.replace_failed_jobs import Failures
 from hpcgpu.scaling.walltime_margin import margin
 from hpcgpu.scaling.wanted_state import WantedGroup
 
@@ -50,8 +45,8 @@ class WorkerGroup:
         Jobs that may fail in a row and be replaced.
     cluster : str
         The name of its cluster.
-    worker_jobs : callable
-        Returns the worker jobs of all groups.
+    jobs_of : callable
+        Returns the jobs of a group, also those that have ended.
     """
 
     def __init__(  # what it is, and where its jobs are
@@ -62,9 +57,9 @@ class WorkerGroup:
         restarts: int,
         *,
         cluster: str,
-        worker_jobs: Callable[[], list[WorkerJob]],
+        jobs_of: Callable[[WorkerGroup], Sequence[Job]],
     ) -> None:
-        self._cluster, self._worker_jobs = cluster, worker_jobs
+        self._cluster, self._jobs_of = cluster, jobs_of
         self.name = name
         self.options = options
         self.script = script
@@ -104,9 +99,9 @@ class WorkerGroup:
         return self.options.nodes_per_job * self.options.gpus_per_node
 
     @property
-    def jobs(self) -> list[WorkerJob]:
+    def jobs(self) -> Sequence[Job]:
         """All its jobs, also those that have ended."""
-        return [job for job in self._worker_jobs() if job.group is self]
+        return self._jobs_of(self)
 
     def want(self, wanted: WantedGroup) -> None:
         """Record what the user wants."""
@@ -142,6 +137,21 @@ class WorkerGroup:
         alive = sum(job.active for job in self.jobs)
         return alive if self.stopped(now=now) else max(alive, self.limits.maximum)
 
+    def state(self, *, now: float) -> GroupState:
+        """Return the group as other programs see it."""
+        limits, decision = self.limits, self.adaptive.decision if self.adaptive is not None else None
+        return GroupState(
+            name=self.name,
+            target=decision.target if decision is not None else limits.maximum,
+            minimum=limits.minimum if decision is not None else None,
+            maximum=limits.maximum if decision is not None else None,
+            reason=decision.reason if decision is not None else self.reason,
+            paused=self.failures.paused,
+            gpu_hours=self.gpu_seconds(now=now) / 3600,
+            maximum_gpu_hours=limits.gpu_seconds / 3600 if limits.gpu_seconds is not None else None,
+            usual_wait=usual_wait(self.waits),
+        )
+
     def observed(
         self, *, now: float, uncounted: bool = False, never: Collection[str] = (), deleted: bool = False
     ) -> ObservedGroup:
@@ -168,7 +178,7 @@ class WorkerGroup:
             deleted=deleted,
         )
 
-    def _observed(self, job: WorkerJob, *, never: bool) -> ObservedJob:
+    def _observed(self, job: Job, *, never: bool) -> ObservedJob:
         return ObservedJob(
             view=self.view(job),
             submitted=job.job_id is not None,
@@ -196,7 +206,7 @@ class WorkerGroup:
         if self.adaptive is not None:
             self.adaptive.note(text, now=now)
 
-    def view(self, job: WorkerJob) -> JobView:
+    def view(self, job: Job) -> JobView:
         """Return a job as the policy sees it."""
         work = job.work
         return JobView(
@@ -227,7 +237,7 @@ class WorkerGroup:
             full=full,
         )
 
-    def leaves(self, job: WorkerJob) -> float | None:
+    def leaves(self, job: Job) -> float | None:
         """Return the time from which a job needs a replacement; None if it needs none.
 
         A job needs a replacement when its walltime ends, or when it has lost workers for good. If its queue ends at the
@@ -249,7 +259,7 @@ class WorkerGroup:
             return ""
         return f"the reservation ends at {time.strftime('%H:%M', time.localtime(self._closes))}"
 
-    def walltime_ends(self, job: WorkerJob) -> float | None:
+    def walltime_ends(self, job: Job) -> float | None:
         """Return when the workers of a running job must begin to retire because its walltime ends.
 
         They have the same time to retire if the walltime ends earlier than planned: the job is preempted with a grace
@@ -262,7 +272,7 @@ class WorkerGroup:
         work.walltime = max(work.walltime, status.end - status.start)
         return status.end - margin(work.walltime, self.options.walltime_margin, work.load.nbytes)
 
-    def record_absent(self, job: WorkerJob, *, now: float) -> bool:
+    def record_absent(self, job: Job, *, now: float) -> bool:
         """Record which workers a job lacks; return True once, when they are lost for good."""
         work = job.work
         if not work.absence and work.absence.names and len(job.workers) == len(work.absence.names):
@@ -285,7 +295,7 @@ class WorkerGroup:
         """Return the GPU seconds that its jobs have used so far, computed from their starts and ends."""
         return self.gpus_per_job * (self._seconds_forgotten + sum(job.seconds_used(now=now) for job in self.jobs))
 
-    def forget(self, job: WorkerJob, *, now: float) -> None:
+    def forget(self, job: Job, *, now: float) -> None:
         """Forget a job that has ended, except for the time that it used."""
         self._seconds_forgotten += job.seconds_used(now=now)
 
@@ -293,7 +303,7 @@ class WorkerGroup:
         """Count a job that had ended before this program managed the cluster."""
         self._seconds_forgotten += max(0.0, seconds)
 
-    def learn_wait(self, job: WorkerJob) -> None:
+    def learn_wait(self, job: Job) -> None:
         """Record how long a job took until its workers were connected: its wait in the queue and their start.
 
         If the queue reports when the job started, the time of their start is also recorded separately.
@@ -328,7 +338,7 @@ class WorkerGroup:
         """Record that the scheduler did not answer: until it does, no job counts as idle."""
         self.silent = True
         for job in self.jobs:
-            job.forget_idleness()
+            job.work.idle_since = None
 
     def take_load(self, workers: Mapping[str, WorkerLoad], *, now: float) -> None:
         """Record the load that the scheduler reports for its workers, by their names."""
@@ -352,128 +362,3 @@ class WorkerGroup:
             # complete stays true if a worker is lost later; a worker that is lost for good is not waited for
             work.complete = work.complete or job.lost_workers or len(job.workers) >= self.options.workers_per_job
             work.idle_since = (work.idle_since or now) if work.complete and job.workers and not load.busy else None
-
-
-class WorkerJob(Job):
-    """A job of Dask workers.
-
-    Parameters
-    ----------
-    dispatcher, script, name, logs
-        See `Job`.
-    group : WorkerGroup
-    """
-
-    kind = "worker"
-
-    def __init__(self, dispatcher: Dispatcher, script: Path, name: str, logs: Path, *, group: WorkerGroup) -> None:
-        super().__init__(dispatcher, script, name, logs)
-        self.group = group
-
-    @property
-    def group_name(self) -> str:
-        """The name of its worker group."""
-        return self.group.name
-
-    @property
-    def gpus(self) -> int:  # type: ignore[override]
-        """GPUs that it requests."""
-        return self.group.gpus_per_job
-
-    @property
-    def usual_wait(self) -> float | None:
-        """Seconds that jobs of its group usually wait until their workers are connected."""
-        return usual_wait(self.group.waits)
-
-    async def submit(self, after: str | None) -> None:
-        """Submit it; `after` is the id of a job that must have started before it may."""
-        job_id = await self.dispatcher.submit(
-            self.script,
-            name=self.name,
-            kind=self.kind,
-            group=self.group.name,
-            after=after,
-            exclude=self.group.excluded(),
-        )
-        self.record_id(job_id)
-
-    def joined(self, address: str, worker: str, *, now: float) -> None:
-        """Record a connected worker, unless the job was cancelled: then the worker leaves soon."""
-        if self.job_id in self.dispatcher.cancelled:
-            return
-        self.workers[address] = worker
-        self.observe(now=now)
-        work = self.work
-        work.absence = work.absence.came(worker)
-        if not work.absence:
-            work.lost_at = None
-
-    @property
-    def lost_workers(self) -> bool:
-        """Whether it lacks workers for good."""
-        return self.work.lost_at is not None
-
-    def retires(self, *, now: float) -> None:
-        """Record that its workers begin to retire because it ends."""
-        self.work.retires_at = self.work.retires_at or now
-
-    def forget_idleness(self) -> None:
-        """Restart the measurement of its idle time."""
-        self.work.idle_since = None
-
-    def shortage(self, *, now: float) -> str:
-        """Return which workers a running job lacks, and what happens next."""
-        absence = self.work.absence
-        if not absence or (self.draining and not self.lost_workers):
-            return ""
-        if not self.lost_workers:
-            return absence.outlook(self.group.options.death_timeout, now=now)
-        words, paused = absence.words(now=now), self.group.failures.paused
-        if absence.none_left:
-            text = f"{words}; none is left"
-            return f"{text}, and it is not replaced, because {paused}" if paused else f"{text}: another job replaces it"
-        if self.draining:
-            return f"{words}; its data moves now, and another job takes its place"
-        if paused:
-            return f"{words}; it continues with the others, because {paused}"
-        return f"{words}; it works until another job takes its place"
-
-    def idleness(self, *, now: float) -> str:
-        """Return when it ends because it has no work; empty if it does not."""
-        ends = None if self.draining else self.group.ends.get(self.name)
-        return "" if ends is None else f"idle; ends in {duration(max(0.0, ends - now))} if it stays idle"
-
-    @property
-    def outcome(self) -> Outcome:
-        """How it ended."""
-        assert isinstance(self.phase, Ended), self.phase
-        work = self.work
-        lasted = self.phase.at - work.joined_at if work.joined_at is not None else None
-        outcome = classify(self.queue_status.state, lasted=lasted, worked=work.worked)
-        if outcome in {Outcome.FAILED, Outcome.NEVER_CONNECTED} and self.killed_for_memory:
-            return Outcome.OUT_OF_MEMORY
-        return outcome
-
-    def seconds_used(self, *, now: float) -> float:
-        """Return how long it has run."""
-        status = self.queue_status
-        if status.state is JobState.PENDING:
-            return 0.0
-        until = now
-        if isinstance(self.phase, Ended):
-            until = self.phase.at
-        elif isinstance(self.phase, Draining):
-            until = self.phase.cancelled_at or now
-        began = status.start or self.work.joined_at
-        return max(0.0, until - began) if began is not None else 0.0
-
-    def _how_it_ended(self) -> str:
-        outcome = self.outcome
-        if outcome is Outcome.OUT_OF_MEMORY:
-            requested = self.group.options.memory
-            limit = f"{format_bytes(requested)} per node" if requested else "the default of the queue"
-            return f"{self.queue_status.state.value}: it used more memory than it requested ({limit})"
-        text = super()._how_it_ended()
-        if outcome is Outcome.NEVER_CONNECTED:
-            text += "; none of its workers had connected"
-        return text

@@ -14,7 +14,7 @@ from hpcgpu.batch.base import JobState
 from hpcgpu.display.counts_and_durations import counted, duration, listed
 from hpcgpu.errors import BatchError, Superseded
 from hpcgpu.jobs.job_phases import Draining, Planned
-from hpcgpu.jobs.worker_group import WorkerJob
+from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.scheduler_client import SchedulerClient
 from hpcgpu.scaling import budget
@@ -267,7 +267,7 @@ class Drainer:
             if not job.draining:  # it has ended meanwhile
                 continue
             self.stay([job], retry_at=now + RETRY)
-            job.forget_idleness()
+            job.work.idle_since = None
             # jobs of a deleted group are soon drained for good
             if why is Drain.WALLTIME or job.group in state.registry.deleted:
                 continue

@@ -9,7 +9,6 @@ from contextlib import suppress
 
 from hpcgpu.dask_scheduler.rpc_types import ScalingRequest
 from hpcgpu.errors import HpcgpuError, NameLost, Superseded
-from hpcgpu.jobs.demand import group_states
 from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.scheduler_client import SchedulerClient
 from hpcgpu.options.shared_options import ClusterOptions
@@ -134,7 +133,7 @@ class Periodic:
         while state.phase.owned:
             try:
                 manager = state.dispatcher.manager
-                groups = group_states(state.registry.all_groups(), now=state.now)
+                groups = [group.state(now=state.now) for group in state.registry.all_groups()]
                 about, warnings = self.reconciler.about(), self.reconciler.warnings()
                 if await client.heartbeat(manager, about, groups, warnings) > manager:
                     state.poll_now.set()

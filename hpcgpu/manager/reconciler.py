@@ -18,10 +18,11 @@ from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.errors import BatchError, ClusterError, Superseded
 from hpcgpu.jobs.demand import demands
 from hpcgpu.jobs.job_phases import Ended
-from hpcgpu.jobs.worker_group import WorkerGroup, WorkerJob
+from hpcgpu.jobs.worker_group import WorkerGroup
+from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.draining import Drainer
-from hpcgpu.manager.report_failed_jobs import LostJobs, few
+from hpcgpu.manager.failed_jobs_and_missing_workers import LostJobs, few
 from hpcgpu.manager.scheduler_client import Workers
 from hpcgpu.manager.submit_planned import Submitter
 from hpcgpu.options.shared_options import DEFAULT
@@ -394,7 +395,7 @@ class Reconciler:
         if group.adaptive is not None and self.state.client is not None:
             group.forget_load()
         for job in group.jobs:
-            job.forget_idleness()
+            job.work.idle_since = None
 
     def restore(self, wanted: Wanted) -> None:
         """Restore the wanted state of a cluster that exists: the last manager may not have reached it.

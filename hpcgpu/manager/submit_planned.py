@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hpcgpu.errors import AmbiguousSubmit, BatchError, ClusterError, SubmitLimited, SubmitRefused, Superseded
 from hpcgpu.jobs.job_phases import Planned, Submitting
 from hpcgpu.jobs.submit_and_cancel import SUBMITS_AT_ONCE
-from hpcgpu.jobs.worker_group import WorkerJob
+from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.scaling.wanted_state import Command, Detach
 

@@ -16,7 +16,7 @@ from hpcgpu.display.progress import Progress, waiting_for
 from hpcgpu.errors import BatchError, ClusterError
 from hpcgpu.existing_clusters.query_jobs import ended_by_itself
 from hpcgpu.jobs.job import Job
-from hpcgpu.jobs.worker_group import WorkerJob
+from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.posix.threads import in_thread
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.cuda_visible_devices import VARIABLE
 from hpcgpu.errors import LaunchError
-from hpcgpu.fabric import authentication, interface_addresses, protocol_and_interface
+from hpcgpu.fabric import interface_addresses, protocol_and_interface, ucx_authentication
 from hpcgpu.runtime import cpu_affinity, preemption
 from hpcgpu.runtime.before_walltime import Retirement
 from hpcgpu.runtime.scheduler_connection import wait_for_scheduler
@@ -62,13 +62,13 @@ def worker_command(
     command += ["--preload", "hpcgpu.dask_worker.worker_preload"]
     os.environ["HPCGPU_GPUS"] = str(arguments.gpus or 0)  # for the preload
     if contact.workers.startswith("ucx"):
-        authentication.install()  # for the nannies, which run in this process
+        ucx_authentication.install()  # for the nannies, which run in this process
         set_ucx_defaults()
     if interface:
         command += ["--interface", interface]
     elif contact.workers.startswith("authenticated"):  # Dask itself does this for tcp and tls
         host = contact.workers.split("://", 1)[1].rpartition(":")[0].strip("[]")
-        os.environ[authentication.OWN_HOST] = importlib.import_module("distributed.utils").get_ip(host)
+        os.environ[ucx_authentication.OWN_HOST] = importlib.import_module("distributed.utils").get_ip(host)
     return [*command, contact.workers]
 
 
@@ -81,7 +81,7 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     if arguments.protocol == "ucx" and arguments.gpus and (unused := protocol_and_interface.without_rdma(node, chosen)):
         chosen = replace(chosen, why=f"{chosen.why}; {unused}")
     if chosen.protocol == "ucx":
-        authentication.install()
+        ucx_authentication.install()
         set_ucx_defaults()
         if arguments.gpus:
             os.environ.setdefault("DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT", "True")

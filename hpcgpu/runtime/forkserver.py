@@ -50,7 +50,7 @@ _MODULES = (
     "distributed",
     "distributed.dashboard.worker",
     "hpcgpu.software.compare_environments",
-    "hpcgpu.fabric.authentication",
+    "hpcgpu.fabric.ucx_authentication",
     "hpcgpu.fabric.connection_report",
     "hpcgpu.fabric.tls_connections",
     "hpcgpu.runtime.dashboard_access",

@@ -14,7 +14,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcgpu.fabric import authentication, certificate_errors
+from hpcgpu.fabric import certificate_errors, ucx_authentication
 from hpcgpu.posix import checked_files
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -114,7 +114,7 @@ def environment(directory: ClusterDirectory) -> dict[str, str]:
     """
     if not directory.tls.is_dir():
         return {}
-    env = {authentication.VARIABLE: str(directory.tls / "ucx.key")}
+    env = {ucx_authentication.VARIABLE: str(directory.tls / "ucx.key")}
     if directory.authenticated:
         return env
     cert, key = str(directory.tls / "cert.pem"), str(directory.tls / "key.pem")

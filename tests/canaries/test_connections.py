@@ -25,8 +25,8 @@ from tornado.tcpserver import TCPServer
 from hpcgpu.client import lost_scheduler
 from hpcgpu.fabric import (
     authenticated_tcp,
-    authentication,
     tls_connections,
+    ucx_authentication,
     ucx_endpoints,
     ucx_memory,
     unauthenticated_connections,
@@ -92,7 +92,7 @@ async def test_a_silent_peer_is_dropped_by_the_listeners_that_hpcgpu_starts(
     authenticated_tcp.install()
     arguments = {
         "tls": Security.temporary().get_listen_args("scheduler"),
-        "authenticated": {authentication.ARGUMENT: KEY},
+        "authenticated": {ucx_authentication.ARGUMENT: KEY},
     }
 
     async def nobody(comm: Any) -> None:
@@ -166,7 +166,7 @@ def test_cpython_leaves_errors_of_other_connections_and_a_handshake_clears_them(
 @pytest.fixture
 def ucx() -> None:
     pytest.importorskip("distributed_ucxx")
-    authentication.install()
+    ucx_authentication.install()
 
 
 @canary
@@ -174,13 +174,13 @@ async def test_ucx_connections_are_authenticated_before_distributed_reads(
     ucx: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    own = {authentication.ARGUMENT: KEY}
+    own = {ucx_authentication.ARGUMENT: KEY}
     async with connection("ucx://127.0.0.1", own, own) as (here, there):
         await here.write("one of us")
         assert await asyncio.wait_for(there.read(), TIMEOUT) == "one of us"
         found = ucx_endpoints.query(there.ep)
         assert found.peer.startswith("127.0.0.1:") and found.transports, f"UCX describes UCXX.ep as {found}"
-    foreign = {authentication.ARGUMENT: bytes(32)}
+    foreign = {ucx_authentication.ARGUMENT: bytes(32)}
     with pytest.raises(OSError):
         async with connection("ucx://127.0.0.1", own, {**foreign, "timeout": 5}):
             raise AssertionError(
@@ -192,7 +192,7 @@ async def test_ucx_connections_are_authenticated_before_distributed_reads(
 async def test_ucx_connections_exchange_tags_by_the_function_that_hpcgpu_replaces(
     ucx: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = {authentication.ARGUMENT: KEY}
+    own = {ucx_authentication.ARGUMENT: KEY}
     async with connection("ucx://127.0.0.1", own, own):  # imports ucxx, and replaces the function
         pass
     from ucxx._lib_async import application_context, listener

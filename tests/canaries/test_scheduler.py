@@ -122,7 +122,7 @@ async def test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_says_so() 
             await until(lambda: lost.address not in s.workers)
             await until(lambda: s.tasks[task.key].state == "processing" and s.workers[left.address].processing)
             assert task.status == "pending", "Scheduler.allowed_failures, which hpcgpu sets, does not keep a task"
-            await extension.ended(["lost"], crashed=["lost"])
+            await extension.lost_workers.ended(["lost"], crashed=["lost"])
             error = await asyncio.wait_for(task.exception(), TIMEOUT)
             assert isinstance(error, KilledWorker), (
                 f"the task that is charged fails with {error!r}: no event had the processing-tasks of the lost worker"
@@ -131,8 +131,8 @@ async def test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_says_so() 
             leaves = c.submit(blocked, key="leaves")
             await until(lambda: s.workers[left.address].processing)
             await s.remove_worker(left.address, stimulus_id="test", expected=True)
-            await extension.ended(["left"], crashed=["left"])
-            assert leaves.key not in extension._suspicious, "an expected end is no loss"
+            await extension.lost_workers.ended(["left"], crashed=["left"])
+            assert leaves.key not in extension.lost_workers._suspicious, "an expected end is no loss"
 
 
 @canary
@@ -143,14 +143,14 @@ async def test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbea
         await until(lambda: s.workers[frozen.address].processing)
         frozen.periodic_callbacks["heartbeat"].stop()
         s.workers[frozen.address].last_seen -= 3600
-        await extension.remove_silent()
+        await extension.lost_workers.remove_silent()
         assert frozen.address in s.workers, "its job runs: it may only be slow"
-        await extension.ended(["other", "frozen"], crashed=["frozen"])
-        assert not extension._suspicious, "it may still work"
-        await extension.remove_silent()
+        await extension.lost_workers.ended(["other", "frozen"], crashed=["frozen"])
+        assert not extension.lost_workers._suspicious, "it may still work"
+        await extension.lost_workers.remove_silent()
         assert list(s.workers) == [other.address], "a worker with heartbeats stays until its connection ends"
         assert s.tasks[task.key].processing_on.address == other.address
-        assert extension._suspicious == {task.key: 1}, "the loss is charged, as its job crashed"
+        assert extension.lost_workers._suspicious == {task.key: 1}, "the loss is charged, as its job crashed"
 
 
 @canary

@@ -122,12 +122,14 @@ USES: tuple[Use, ...] = (
         _CHARGED,
         *_KILLED,
     ),
-    _scheduler(
-        "scheduler.Scheduler.allowed_failures",
+    Use(
+        "distributed.scheduler.Scheduler.allowed_failures",
+        "distributed",
+        Kind.REPLACED,
         "charges a task with a lost worker only if its job crashed",
+        ("hpcgpu.dask_scheduler.lost_workers_as_failures",),
         _CHARGED,
-        *_KILLED,
-        kind=Kind.REPLACED,
+        _KILLED,
     ),
     *[
         Use(
@@ -241,7 +243,7 @@ USES: tuple[Use, ...] = (
         "distributed",
         Kind.REPLACED,
         "removes silent workers whose job has ended, and keeps one whose event loop a call holds",
-        ("hpcgpu.dask_scheduler.running_calls", "hpcgpu.dask_scheduler.scheduler_extension"),
+        ("hpcgpu.dask_scheduler.running_calls", "hpcgpu.dask_scheduler.lost_workers_as_failures"),
         _SILENT,
     ),
     _scheduler("comm.core.Comm.remote_info", "holds what a client reported about itself", _RESULTS),
@@ -344,7 +346,7 @@ USES: tuple[Use, ...] = (
         "distributed",
         Kind.REPLACED,
         "registers TLS with a handshake timeout, UCX and TCP with authentication, and no TCP without it",
-        ("hpcgpu.fabric.tls_connections", "hpcgpu.fabric.authentication", "hpcgpu.fabric.authenticated_tcp"),
+        ("hpcgpu.fabric.tls_connections", "hpcgpu.fabric.ucx_authentication", "hpcgpu.fabric.authenticated_tcp"),
         _TLS,
     ),
     Use(
@@ -378,7 +380,7 @@ USES: tuple[Use, ...] = (
         "distributed",
         Kind.PROTOCOL,
         "authenticates who connects before distributed reads a frame",
-        ("hpcgpu.fabric.authentication", "hpcgpu.fabric.guarded_listener"),
+        ("hpcgpu.fabric.ucx_authentication", "hpcgpu.fabric.guarded_listener"),
         _UCX,
     ),
     Use(
@@ -386,7 +388,7 @@ USES: tuple[Use, ...] = (
         "distributed-ucxx",
         Kind.PROTOCOL,
         "sends the messages of the authentication",
-        ("hpcgpu.fabric.authentication", "hpcgpu.fabric.measure_links"),
+        ("hpcgpu.fabric.ucx_authentication", "hpcgpu.fabric.measure_links"),
         _UCX,
     ),
     Use(

@@ -28,8 +28,8 @@ from distributed.security import Security
 import hpcgpu
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.fabric import authenticated_tcp, authentication
-from hpcgpu.fabric.authentication import ARGUMENT
+from hpcgpu.fabric import authenticated_tcp, ucx_authentication
+from hpcgpu.fabric.ucx_authentication import ARGUMENT
 from hpcgpu.store import certificates_and_keys
 from tests.helpers import CPU, converse_with, echo_server
 from tests.local.test_listeners import Bomb, anonymous, frames, refused, speaks_http, works
@@ -114,7 +114,7 @@ async def test_a_process_of_a_cluster_with_tls_is_told_by_the_option_of_dask_wha
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ucx.key").write_text(KEY.hex())
-    monkeypatch.setenv(authentication.VARIABLE, str(tmp_path / "ucx.key"))
+    monkeypatch.setenv(ucx_authentication.VARIABLE, str(tmp_path / "ucx.key"))
     with dask.config.set({"distributed.comm.require-encryption": True}):
         plain = await listen("tcp://127.0.0.1", lambda comm: comm.write("hello"), require_encryption=False)
         comm = await connect(plain.contact_address, timeout=60, require_encryption=False)
@@ -147,7 +147,7 @@ async def test_a_stranger_that_knows_the_protocol_gets_a_challenge_and_no_furthe
     messages: list[Any] = []
     async with echo(messages) as address:
         port = int(address.rpartition(":")[2])
-        stranger = authentication.Connector(bytes(32), authentication.signed_address("127.0.0.1", port))
+        stranger = ucx_authentication.Connector(bytes(32), ucx_authentication.signed_address("127.0.0.1", port))
         bomb = frames(pickle.dumps(Bomb(tmp_path / "pwned")))
         assert len(await raw(address, stranger.hello(), bytes(32), bomb, answer=80)) == 80
         assert len(await raw(address, stranger.hello(), stranger.hello()[:32], bomb, answer=80)) == 80
@@ -189,11 +189,11 @@ async def test_what_was_recorded_is_refused_when_it_is_played_again() -> None:
     assert messages == [{"x": 1}]
 
 
-def member(address: str) -> authentication.Connector:
+def member(address: str) -> ucx_authentication.Connector:
     """The challenge of a member that connects to this address, to be sent byte by byte."""
     host, port = address.split("://")[1].split(":")
     key = authenticated_tcp._key({ARGUMENT: KEY}, address)
-    return authentication.Connector(key, authentication.signed_address(host, int(port)))
+    return ucx_authentication.Connector(key, ucx_authentication.signed_address(host, int(port)))
 
 
 async def test_a_whole_conversation_that_was_recorded_is_refused_when_it_is_played_again(
@@ -266,7 +266,7 @@ async def test_messages_of_the_wrong_length_are_refused(tmp_path: Path) -> None:
 async def test_an_answer_for_ucx_is_none_for_tcp() -> None:
     async with echo([]) as address:
         port = int(address.rpartition(":")[2])
-        of_ucx = authentication.Connector(KEY, authentication.signed_address("127.0.0.1", port))
+        of_ucx = ucx_authentication.Connector(KEY, ucx_authentication.signed_address("127.0.0.1", port))
         challenge = await raw(address, of_ucx.hello(), bytes(32), answer=80)
         with pytest.raises(hpcgpu.errors.AuthenticationError):
             of_ucx.respond(challenge)
@@ -288,7 +288,7 @@ async def test_an_impostor_s_listener_gets_nothing_from_who_connects() -> None:
 
 
 async def test_a_peer_that_stalls_is_disconnected_in_time(caplog: pytest.LogCaptureFixture) -> None:
-    stranger = authentication.Connector(KEY, bytes(18)).hello()
+    stranger = ucx_authentication.Connector(KEY, bytes(18)).hello()
     with dask.config.set({"distributed.comm.timeouts.connect": "0.3s"}):
         async with echo([]) as address:
             for sent in ((), (stranger[:20],)):
@@ -301,7 +301,7 @@ async def test_a_peer_that_stalls_is_disconnected_in_time(caplog: pytest.LogCapt
 async def test_a_listener_that_stops_keeps_no_connection_that_is_not_authenticated(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    hello = authentication.Connector(KEY, bytes(18)).hello()
+    hello = ucx_authentication.Connector(KEY, bytes(18)).hello()
     async with echo([]) as address:
         host, port = address.split("://")[1].split(":")
         peers = [await asyncio.open_connection(host, int(port)) for _ in range(2)]

@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import AuthenticationError
-from hpcgpu.fabric import authentication, unauthenticated_connections
-from hpcgpu.fabric.authentication import ARGUMENT, Connector, Listener, signed_address
+from hpcgpu.fabric import ucx_authentication, unauthenticated_connections
+from hpcgpu.fabric.ucx_authentication import ARGUMENT, Connector, Listener, signed_address
 from tests.helpers import GPU, converse_with, echo_server
 
 Until = Callable[..., None]
@@ -43,7 +43,7 @@ pytest.importorskip("distributed_ucxx")
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", "tcp")
     monkeypatch.delenv("UCX_MEMTYPE_CACHE", raising=False)  # ucxx sets it in this process, and jobs would inherit it
-    authentication.install()
+    ucx_authentication.install()
 
 
 # The protocol
@@ -229,7 +229,7 @@ async def test_a_thousand_silent_peers_do_not_keep_others_out(many_files: int) -
 async def test_a_silent_peer_is_refused_in_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(authentication, "TIMEOUT", 0.2)
+    monkeypatch.setattr(ucx_authentication, "TIMEOUT", 0.2)
     async with echo([]) as address:
         endpoint = await raw(address)
         await refused(endpoint, caplog)
@@ -245,9 +245,9 @@ async def test_a_peer_that_is_gone_is_an_error_that_distributed_tries_again() ->
 @pytest.mark.parametrize("content", ["", "00", "not hexadecimal"])
 def test_a_key_that_is_none_is_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
     (tmp_path / "ucx.key").write_text(content)
-    monkeypatch.setenv(authentication.VARIABLE, str(tmp_path / "ucx.key"))
+    monkeypatch.setenv(ucx_authentication.VARIABLE, str(tmp_path / "ucx.key"))
     with pytest.raises(ValueError):
-        authentication.install()
+        ucx_authentication.install()
 
 
 async def test_an_impostor_s_listener_is_refused_by_who_connects() -> None:
@@ -296,11 +296,11 @@ async def test_nobody_gets_in_by_handing_on_what_members_say(caplog: pytest.LogC
 LISTENS = f"""
 import asyncio
 from distributed.comm import listen
-from hpcgpu.fabric import authentication, unauthenticated_connections
-authentication.install()
+from hpcgpu.fabric import ucx_authentication, unauthenticated_connections
+ucx_authentication.install()
 
 async def main():
-    listener = await listen("ucx://127.0.0.1", None, **{{authentication.ARGUMENT: {bytes(32)!r}}})
+    listener = await listen("ucx://127.0.0.1", None, **{{ucx_authentication.ARGUMENT: {bytes(32)!r}}})
     print(listener.contact_address, flush=True)
     await asyncio.sleep(100)
 
@@ -341,7 +341,7 @@ async def main():
 asyncio.run(main())
 """
 GIVES_UP = (
-    LISTENS.replace("install()", "TIMEOUT = 0.5; authentication.install()")
+    LISTENS.replace("install()", "TIMEOUT = 0.5; ucx_authentication.install()")
     .replace(
         "    await asyncio.sleep(100)",
         """    await asyncio.to_thread(sys.stdin.readline)
@@ -376,9 +376,9 @@ def test_a_peer_that_is_slower_than_the_time_limit_writes_into_nobody_s_memory(u
 STOPS = f"""
 import asyncio, gc
 from distributed.comm import connect, listen
-from hpcgpu.fabric import authentication
-authentication.install()
-own = {{authentication.ARGUMENT: {bytes(32)!r}}}
+from hpcgpu.fabric import ucx_authentication
+ucx_authentication.install()
+own = {{ucx_authentication.ARGUMENT: {bytes(32)!r}}}
 
 async def main():
     accepted = asyncio.get_running_loop().create_future()
@@ -450,8 +450,8 @@ def test_a_cluster_over_ucx_lets_its_own_in_and_nobody_else(
 def test_a_client_over_ucx_prints_no_warning_of_ucx() -> None:
     first_connection = """
 from distributed.comm.registry import backends
-from hpcgpu.fabric import authentication, unauthenticated_connections
-authentication.install()
+from hpcgpu.fabric import ucx_authentication, unauthenticated_connections
+ucx_authentication.install()
 backends["ucx"].get_connector()
 import ucxx
 ucxx.init()

@@ -28,8 +28,8 @@ void ucp_cleanup(void *context) { write(2, "spy: context\\n", 13); }
 
 PROGRAM = """
 import asyncio, sys
-from hpcgpu.fabric import authentication
-authentication.install()
+from hpcgpu.fabric import ucx_authentication
+ucx_authentication.install()
 from distributed.comm import connect, listen
 
 async def main():

@@ -17,7 +17,7 @@ from hpcgpu.errors import BatchUnavailable
 from hpcgpu.jobs.job_registry import Registry
 from hpcgpu.jobs.scheduler_job import SchedulerJob
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
-from hpcgpu.jobs.worker_group import WorkerJob
+from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_phases import Ownership
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.reconciler import Reconciler

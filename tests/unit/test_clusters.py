@@ -30,7 +30,7 @@ from hpcgpu.existing_clusters.query_jobs import live_jobs
 from hpcgpu.existing_clusters.stop import stop
 from hpcgpu.jobs.job_registry import Registry
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
-from hpcgpu.jobs.worker_group import WorkerJob
+from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager import start_cluster
 from hpcgpu.manager.draining import close_finished, move_data
 from hpcgpu.scaling.decide_actions import Drain

@@ -18,10 +18,7 @@ from hpcgpu.scaling.policy_data import Demand
 def group_of(*jobs: Any, **options: Any) -> WorkerGroup:
     """Return a group with these jobs, of two GPUs each."""
     requested = WorkerOptions(**{"gpus_per_node": 2} | options)
-    group = WorkerGroup("default", requested, Path("worker.sbatch"), 2, cluster="demo", worker_jobs=lambda: list(jobs))
-    for job in jobs:
-        job.group = group
-    return group
+    return WorkerGroup("default", requested, Path("worker.sbatch"), 2, cluster="demo", jobs_of=lambda _: jobs)
 
 
 def load(processing: int, occupancy: float, **more: int) -> WorkerLoad:

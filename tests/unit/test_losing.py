@@ -96,6 +96,6 @@ async def _crash_three_times() -> None:
                 worker.batched_stream.comm.abort()
                 while worker.address in scheduler.workers:
                     await asyncio.sleep(0.01)
-                await extension.ended([name], [name] if crashed else [])
+                await extension.lost_workers.ended([name], [name] if crashed else [])
         with pytest.raises(KilledWorker):
             await task

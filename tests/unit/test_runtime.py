@@ -632,7 +632,7 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
     monkeypatch.setattr(
         dask_commands.protocol_and_interface, "this_node", lambda *, ucx: node if ucx else replace(node, transports=())
     )
-    monkeypatch.setattr(dask_commands.authentication, "install", lambda: None)
+    monkeypatch.setattr(dask_commands.ucx_authentication, "install", lambda: None)
     monkeypatch.setattr(dask_commands.os, "environ", dict(os.environ))
     arguments = SimpleNamespace(
         gpus=1,
@@ -667,7 +667,7 @@ class Listening:
 
         monkeypatch.setattr(commands.Retirement, "begin", begin)
         monkeypatch.setattr(commands.preemption, "listen", lambda _, job: self.after_a_warning.append(job))
-        monkeypatch.setattr(commands.authentication, "install", self.install)
+        monkeypatch.setattr(commands.ucx_authentication, "install", self.install)
 
     def install(self) -> None:
         self.authenticated_ucx += 1

@@ -19,7 +19,7 @@ from distributed.comm import connect, listen
 from distributed.security import Security
 
 from hpcgpu.fabric import authenticated_tcp, tls_connections, unauthenticated_connections
-from hpcgpu.fabric.authentication import ARGUMENT
+from hpcgpu.fabric.ucx_authentication import ARGUMENT
 from hpcgpu.fabric.unauthenticated_connections import Refusals, Strangers, most_at_a_time, time_limit
 
 SCHEMES = pytest.mark.parametrize("scheme", ["authenticated", "tls"])

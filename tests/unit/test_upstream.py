@@ -241,7 +241,7 @@ def test_the_scan_finds_what_is_known_to_be_there() -> None:
     assert {
         ("hpcgpu.dask_scheduler.data_recipients", "_find_recipient"),
         ("hpcgpu.runtime.dashboard_access", "HTTPServer"),
-        ("hpcgpu.dask_scheduler.scheduler_extension", "allowed_failures"),
+        ("hpcgpu.dask_scheduler.lost_workers_as_failures", "allowed_failures"),
         ("hpcgpu.dask_scheduler.scheduler_extension", "error_message"),
         ("hpcgpu.runtime.cpu_affinity", "nvml_device_index"),
         ("hpcgpu.fabric.tls_connections", "backends"),

@@ -9,8 +9,10 @@ from contextlib import suppress
 
 from hpcgpu.display.counts_and_durations import MANY, counted
 from hpcgpu.display.job_summary import summary
+from hpcgpu.jobs.job import Job
 from hpcgpu.jobs.job_phases import Ended
-from hpcgpu.jobs.worker_group import WorkerGroup, WorkerJob
+from hpcgpu.jobs.worker_group import WorkerGroup
+from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.replace_failed_jobs import Outcome
@@ -33,16 +35,12 @@ class LostJobs:
         self._gone: list[str] = []
         self._crashed: list[str] = []
 
-    def new_end(self, job: WorkerJob) -> Ended | None:
+    def new_end(self, job: Job) -> Ended | None:
         """Return how a job that was not drained ended; None after its group has counted the end."""
         phase = job.phase
-        new = (
-            isinstance(phase, Ended)
-            and not phase.drained
-            and not phase.handled
-            and job.job_id not in self.state.dispatcher.cancelled
-        )
-        return phase if isinstance(phase, Ended) and new else None
+        if not isinstance(phase, Ended) or phase.drained or phase.handled:
+            return None
+        return None if job.job_id in self.state.dispatcher.cancelled else phase
 
     def any_new(self) -> bool:
         """Whether a job ended without being drained, and its group has not counted the end yet."""
