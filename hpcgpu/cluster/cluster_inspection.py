@@ -22,7 +22,7 @@ from distributed.utils import Log, Logs
 
 from hpcgpu.client import jupyter_dashboard_link
 from hpcgpu.client.dashboard_forwarding import proven_link
-from hpcgpu.cluster import show_in_notebook
+from hpcgpu.cluster import notebook
 from hpcgpu.cluster.spec_cluster import Adapter
 from hpcgpu.dask_scheduler.rpc_types import GPUState
 from hpcgpu.display.job_table import JobTable
@@ -264,16 +264,16 @@ class ClusterInspection(Adapter):
 
     def _ipython_display_(self, **_: Any) -> None:
         """Show the cluster in a notebook; live if the notebook has widgets."""
-        if self._cell is not None and self._cell == show_in_notebook.cell():  # this cell already shows its start
+        if self._cell is not None and self._cell == notebook.cell():  # this cell already shows its start
             return
         if self._live is None:
-            self._live = show_in_notebook.widget_of(self)
-        show_in_notebook.show(self, self._live)
+            self._live = notebook.widget_of(self)
+        notebook.show(self, self._live)
 
     async def _start(self) -> None:
-        if not self.manager.begun and not self.options.cluster.quiet and (widget := show_in_notebook.widget_of(self)):
+        if not self.manager.begun and not self.options.cluster.quiet and (widget := notebook.widget_of(self)):
             self._live = widget
-            self._cell = show_in_notebook.show(self, widget, now=True)
+            self._cell = notebook.show(self, widget, now=True)
         await super()._start()
 
     def report(self) -> Report:

@@ -16,7 +16,7 @@ from distributed.deploy.spec import NoOpAwaitable
 
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem
-from hpcgpu.cluster import show_in_notebook
+from hpcgpu.cluster import notebook
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
 from hpcgpu.cluster.cluster_inspection import ClusterInspection
 from hpcgpu.configuration.resolve import resolve, resolve_group
@@ -381,7 +381,7 @@ class GPUCluster(ClusterInspection):
             maximum_memory=maximum_memory,
             backlog=backlog,
             idle_timeout=idle_timeout,
-            interactive=show_in_notebook.interactive() if interactive is None else interactive,
+            interactive=notebook.interactive() if interactive is None else interactive,
             maximum_gpu_hours=maximum_gpu_hours,
         )
         seconds = sizes_to_jobs.target_duration(target_duration)

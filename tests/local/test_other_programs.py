@@ -15,7 +15,7 @@ import pytest
 import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError, Snapshot
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.cluster.show_in_notebook import _Control
+from hpcgpu.cluster.notebook import _Control
 from hpcgpu.existing_clusters.lookup import locate
 from hpcgpu.existing_clusters.snapshot import Observer
 from hpcgpu.existing_clusters.stop import stop

@@ -14,7 +14,7 @@ from typing import Any
 import drawing
 import pytest
 
-from hpcgpu.cluster.show_in_notebook import bundle, widget_of
+from hpcgpu.cluster.notebook import bundle, widget_of
 from hpcgpu.errors import OptionError
 from hpcgpu.existing_clusters.snapshot import Snapshot
 from hpcgpu.widget.feed import Feed
@@ -123,7 +123,7 @@ def test_no_snapshot_is_taken_while_nobody_looks() -> None:
 
 
 def test_importing_hpcgpu_and_showing_a_picture_load_no_widget_library() -> None:
-    code = "import sys, hpcgpu; hpcgpu.LocalGPUCluster; import hpcgpu.cluster.show_in_notebook"
+    code = "import sys, hpcgpu; hpcgpu.LocalGPUCluster; import hpcgpu.cluster.notebook"
     code += "; import hpcgpu.widget.snapshot_as_html"
     code += "; print(*sorted({'anywidget', 'ipywidgets', 'traitlets', 'IPython'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "\n"

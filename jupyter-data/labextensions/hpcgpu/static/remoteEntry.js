@@ -9,7 +9,7 @@
   const ICON = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect x="3" y="6" width="26" height="20" rx="3"
 fill="#2f8f4e"/><g fill="#fff"><rect x="7" y="10" width="8" height="5" rx="1"/><rect x="17" y="10" width="8" height="5"
 rx="1"/><rect x="7" y="17" width="8" height="5" rx="1"/><rect x="17" y="17" width="8" height="5" rx="1"/></g></svg>`;
-  // What hpcgpu/cluster/show_in_notebook.py writes beside the widget: the name of the cluster, its directory and its jobs.
+  // What hpcgpu/cluster/notebook.py writes beside the widget: the name of the cluster, its directory and its jobs.
   const CLUSTER = "application/vnd.hpcgpu.cluster+json";
   const WIDGET = "application/vnd.jupyter.widget-view+json";
   let shared = {};

@@ -1,4 +1,4 @@
-"""How a cluster shows itself in a notebook."""
+"""What a notebook shows of a cluster, and what its buttons do."""
 
 from __future__ import annotations
 
