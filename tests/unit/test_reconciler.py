@@ -134,11 +134,27 @@ async def test_the_tasks_of_a_job_that_crashes_are_charged(site: Site) -> None:
     assert "it used more memory than it requested (the default of the queue)" in site.warned[0]
 
 
-async def test_a_node_that_fails_is_avoided(site: Site) -> None:
+@pytest.mark.parametrize("given", [None, "--exclude=n7", "--exclude n7", "-x n7"])
+async def test_a_node_that_fails_is_avoided_with_those_that_the_user_excludes(site: Site, given: str | None) -> None:
+    """The batch system follows the last such option only."""
+    own = [given] if given is not None else []
+    site.group.options = replace(site.group.options, job_extra_directives=["--mem=0", *own])
     await site.ends("demo-0", JobState.NODE_FAIL)
     await site.passes(11)
-    assert site.group.failures.excluded == ["n-demo-0"] == site.queue.excluded
+    assert site.group.failures.excluded == ["n-demo-0"]
+    assert site.queue.excluded == [*["n7" for _ in own], "n-demo-0"]
     assert site.group.failures.failed == 0
+
+
+async def test_a_worker_job_that_is_killed_for_memory_before_its_worker_connects_is_reported_as_that(
+    site: Site,
+) -> None:
+    await site.scale(3)
+    log = site.job("demo-2").log
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("slurmstepd: error: Exceeded job memory limit\n")
+    await site.ends("demo-2", JobState.FAILED, exit_code=1)
+    assert "failed: it used more memory than it requested (the default of the queue)" in site.warned[0]
 
 
 async def test_after_too_many_failures_nothing_is_replaced_until_the_user_asks(site: Site) -> None:
