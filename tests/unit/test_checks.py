@@ -23,6 +23,7 @@ from hpcgpu.errors import BatchUnavailable
 from hpcgpu.fabric.protocol_and_interface import Node, decide
 from hpcgpu.releases import TESTED, Release
 from hpcgpu.software import compare_environments
+from hpcgpu.store import certificates_and_keys, create_directory
 from tests.helpers import Clock
 
 INFINIBAND = Node(
@@ -331,6 +332,20 @@ class Forgetful(LocalQueue):
         if self.answers < 0:
             raise BatchUnavailable("squeue: timed out")
         return {}
+
+
+def test_a_job_that_reads_old_files_is_a_failure_and_one_that_does_not_listen_is_not_reached(tmp_path: Path) -> None:
+    directory = create_directory.claim(tmp_path / "demo", None)
+    certificates_and_keys.create(directory)
+    job, report = Seen("scheduler"), seen().found
+    assert report is not None
+    report |= {"token": "of an earlier check", "address": ["127.0.0.1", 9]}  # nothing listens there
+    check_jobs._meet(job, report, directory, waited=1.0)
+    assert job.found is None and "the filesystem is not shared, or shows old content" in job.problem
+    job = Seen("scheduler")
+    check_jobs._meet(job, report | {"token": directory.token()}, directory, waited=1.0)  # type: ignore[arg-type]
+    assert job.found is not None and "refused" in job.unreachable and job.skew is None
+    assert found(job)["reachable from here"].grade == "failure"
 
 
 def test_jobs_that_the_queue_forgets_end_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

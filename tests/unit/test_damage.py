@@ -300,3 +300,36 @@ def test_a_wanted_state_of_another_shape_is_damage_and_is_not_followed(root: Pat
     (root / "good" / "wanted.json").write_text(content)
     assert directory.wanted() == Wanted(detached=True), "no job ends by mistake"
     assert any("wanted.json is damaged" in sentence for sentence in directory.damage())
+
+
+@pytest.mark.parametrize(
+    ("content", "shape"),
+    [
+        ("[1, 2]", tuple[int, int, int]),
+        ("[1, 2, 3, 4]", tuple[int, int, int]),
+        ('{"a": 1}', dict[str, str]),
+        ('{"a": 1}', list[int]),
+        ("[1]", dict[str, int]),
+        ("true", int),
+        ("1.5", int),
+        ('"1"', int),
+        ("1e15", float),
+        ("true", float),
+        ('"\\ud800"', str),
+        ('"\\udfff"', str),
+        ('{"path": 3}', Path),
+        ('{"path": "/a", "more": 1}', Path),
+        ('"no such state"', JobState),
+        ("3", JobRecord | None),
+    ],
+)
+def test_a_value_of_another_shape_is_damage(content: str, shape: Any) -> None:
+    with pytest.raises(Damaged, match=r"^it is damaged: "):
+        parse(content.encode(), shape, "it")
+
+
+def test_a_file_may_hold_whole_numbers_for_decimal_ones_and_text_that_is_not_utf_8_where_that_is_allowed() -> None:
+    assert parse(b"3", float, "it") == 3.0
+    assert parse(b"[1, 2, 3]", tuple[int, ...], "it") == (1, 2, 3)
+    assert parse(b'{"path": "/\\udcff"}', Path, "it", surrogates=True) == Path("/\udcff")
+    assert parse(b"null", int | None, "it") is None

@@ -11,15 +11,18 @@ from socket import create_connection
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Event, Thread
 from threading import enumerate as threads
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 import dask
+import distributed.node
 import psutil
 import pytest
 from click.testing import CliRunner
 from distributed.comm.utils import get_tcp_server_address
 from distributed.http.routing import RoutingApplication
+from tornado.httpserver import HTTPServer
 from tornado.web import RequestHandler
 from tornado.websocket import WebSocketHandler
 
@@ -28,6 +31,7 @@ from hpcgpu.client import dashboard_forwarding
 from hpcgpu.client.dashboard_forwarding import endpoint, forward, listening, proven_link
 from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import unauthenticated_connections
+from hpcgpu.runtime import dashboard_access
 from hpcgpu.runtime.dashboard_access import PROOF, GuardedServer, link, link_with_token, proof
 from hpcgpu.store import create_directory
 from hpcgpu.store.contact import Contact
@@ -434,3 +438,25 @@ def test_the_plain_link_has_no_token_and_the_other_has(directory: ClusterDirecto
     assert link(None) == link_with_token(directory, None) == ""
     directory.remove_secrets()
     assert link_with_token(directory, contact) == link(contact)
+
+
+def test_servers_of_a_cluster_are_guarded_and_those_of_other_programs_are_not(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed.node, "HTTPServer", HTTPServer)
+    monkeypatch.setattr(dashboard_access, "_of_process", [])
+    with dashboard_access.guarding(directory):
+        assert isinstance(distributed.node.HTTPServer(RoutingApplication([])), GuardedServer)
+    assert not isinstance(distributed.node.HTTPServer(RoutingApplication([])), GuardedServer)
+    monkeypatch.setenv("HPCGPU_CLUSTER_DIRECTORY", str(directory.path))
+    dashboard_access.guard_servers_of_this_process()
+    assert isinstance(distributed.node.HTTPServer(RoutingApplication([])), GuardedServer)
+
+
+def test_the_dashboard_is_a_proxy_of_the_ports_of_its_workers_and_of_no_others(directory: ClusterDirectory) -> None:
+    server = GuardedServer(RoutingApplication([]), directory)
+    workers = {"a": SimpleNamespace(host="10.0.0.3", services={"dashboard": 4711})}
+    dashboard_access.serve_workers(SimpleNamespace(http_server=server, workers=workers))  # type: ignore[arg-type]
+    is_worker = server.guard._is_worker
+    assert is_worker("10.0.0.3", "4711")
+    assert not is_worker("10.0.0.3", "22") and not is_worker("10.0.0.4", "4711")

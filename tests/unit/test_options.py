@@ -115,6 +115,7 @@ def test_a_timeout_of_connect_that_is_no_time_is_refused_by_its_name(timeout: An
         ({"idle_timeout": "4000d"}, "idle_timeout='4000d' is more than ten years"),
         ({"rmm_pool_size": 1.5}, "rmm_pool_size=1.5 is less than a megabyte"),
         ({"env": {"A": "\ud800"}}, "env['A'] is not valid text"),
+        ({"job_script_prologue": ["a\tb\nc"]}, "job_script_prologue[0]"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name_and_with_advice(given: dict[str, Any], message: str) -> None:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -1020,3 +1020,79 @@ async def test_what_a_program_of_a_single_job_has_started_ends_with_it() -> None
     await single_job._end(process, 5.0)
     gone, _ = psutil.wait_procs([child], timeout=10)
     assert gone and process.returncode is not None
+
+
+FOREVER = ["sleep", "600"]
+
+
+@pytest.fixture
+def single(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> Iterator[single_job.Single]:
+    """A job whose scheduler has a contact at once, and whose workers connect at once. It leaves no process behind."""
+
+    async def connected(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(single_job, "_workers_connected", connected)
+    address = "tcp://127.0.0.1:9"
+    directory.publish(Contact(token=directory.token(), job_id="17", workers=address, client=address))
+    yield single_job.Single(directory, workers=1, timeout=60)
+    left = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if child.cmdline() == FOREVER:
+                child.kill()
+                left.append(child)
+    assert not left
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "words"),
+    [
+        (["sh", "-c", "exit 0"], 0, "the program ended with exit code 0; scheduler and workers wrote to "),
+        (["sh", "-c", "exit 3"], 3, "the program ended with exit code 3"),
+        (["sh", "-c", "kill -KILL $$"], 137, "the program ended with signal 9: exit code 137"),
+        (["sh", "-c", "test $DASK_SCHEDULER_ADDRESS = tcp://127.0.0.1:9"], 0, "exit code 0"),
+        (["/no/such/program"], 127, "/no/such/program cannot be started: No such file or directory"),
+        (["/etc/passwd"], 126, "/etc/passwd cannot be started: Permission denied"),
+        (
+            ["sh", "-c", "kill -USR1 $PPID; sleep 600"],
+            128 + signal.SIGUSR1,
+            "SIGUSR1 arrived, at the end of",
+        ),
+    ],
+)
+async def test_a_single_job_ends_with_its_program_and_its_exit_code(
+    single: single_job.Single, capfd: pytest.CaptureFixture[str], program: list[str], code: int, words: str
+) -> None:
+    assert await single.run(FOREVER, FOREVER, program) == code
+    assert words in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("ended", ["the scheduler", "the workers"])
+async def test_a_single_job_stops_its_program_if_a_part_of_its_cluster_ends(
+    single: single_job.Single, capfd: pytest.CaptureFixture[str], tmp_path: Path, ended: str
+) -> None:
+    started = tmp_path / "started"
+    ends = ["sh", "-c", f"until [ -e {started} ]; do sleep 0.02; done; echo it crashed; exit 1"]
+    scheduler, workers = (ends, FOREVER) if ended == "the scheduler" else (FOREVER, ends)
+    assert await single.run(scheduler, workers, ["sh", "-c", f"touch {started}; exec sleep 600"]) == 1
+    text = capfd.readouterr().err
+    assert f"{ended} ended: the program was stopped too" in text and "it crashed" in text
+
+
+async def test_a_single_job_whose_cluster_does_not_start_starts_no_program(
+    single: single_job.Single, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = ["touch", str(tmp_path / "started")]
+    single.directory.withdraw()
+    assert await single.run(["sh", "-c", "echo no port is free; exit 1"], FOREVER, program) == 1
+    text = capfd.readouterr().err
+    assert "the scheduler ended too early: the program was not started" in text and "no port is free" in text
+    single.timeout = 0.2
+    assert await single.run(FOREVER, FOREVER, program) == 1
+    assert "the job waited 0.2 s (death_timeout) for the scheduler: the program was not" in capfd.readouterr().err
+    single.timeout = 60
+    stops = ["sh", "-c", "kill -TERM $PPID; exec sleep 600"]
+    assert await single.run(stops, FOREVER, program) == 128 + signal.SIGTERM
+    assert "SIGTERM arrived while the job waited for the scheduler" in capfd.readouterr().err
+    assert not (tmp_path / "started").exists()
