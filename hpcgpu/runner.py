@@ -34,7 +34,7 @@ from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.errors import CertificateError, ClusterError, OptionError
 from hpcgpu.fabric import ucx_settings
 from hpcgpu.options.declare import names
-from hpcgpu.options.shared_options import JobOptions, Options, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import JobOptions, Options, WorkerOptions
 from hpcgpu.runtime.credentials_of_job import make_credentials
 from hpcgpu.runtime.scheduler_connection import answers
 from hpcgpu.scripts import render

@@ -3,7 +3,7 @@
 The docs of hpcgpu, and of distributions that add a batch system, use it, so it is installed with hpcgpu. Directives
 that only hpcgpu's own pages need are in ``docs/directives.py``.
 
-``.. options:: WorkerOptions`` lists the options of one dataclass of `hpcgpu.options.shared_options`;
+``.. options:: WorkerOptions`` lists the options of one dataclass of `hpcgpu.options.shared_options_and_defaults`;
 ``.. options:: slurm`` those that only this batch system has. With ``:only: NAME`` it lists those whose names begin with
 NAME.
 
@@ -26,7 +26,7 @@ from sphinx.util.docutils import SphinxDirective
 from hpcgpu.batch import system_registry
 from hpcgpu.configuration.option_classes import option_classes
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.options import shared_options
+from hpcgpu.options import shared_options_and_defaults
 from hpcgpu.options.declare import added, names
 from hpcgpu.options.documentation import kind_of
 from hpcgpu.scripts.render import render
@@ -50,8 +50,9 @@ class Options(SphinxDirective):
         if wanted in system_registry.names():
             fields = option_classes(wanted).added()
         else:
-            cls = getattr(shared_options, wanted)
-            fields = added(cls, shared_options.JobOptions) if cls is not shared_options.JobOptions else names(cls)
+            cls = getattr(shared_options_and_defaults, wanted)
+            base = shared_options_and_defaults.JobOptions
+            fields = names(cls) if cls is base else added(cls, base)
         lines: list[str] = []
         for name, field in fields.items():
             if not name.startswith(self.options.get("only", "")):

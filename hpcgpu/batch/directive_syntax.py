@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hpcgpu.errors import OptionError
 
 if TYPE_CHECKING:
-    from hpcgpu.options.shared_options import JobOptions
+    from hpcgpu.options.shared_options_and_defaults import JobOptions
 
 
 # Why a user's directive must not set an option, for several batch systems.

@@ -89,8 +89,8 @@ class System:
     queues: str = ""
     accounts: str = ""
     one_machine: bool = False
-    worker_options: str = "hpcgpu.options.shared_options:WorkerOptions"
-    scheduler_options: str = "hpcgpu.options.shared_options:SchedulerOptions"
+    worker_options: str = "hpcgpu.options.shared_options_and_defaults:WorkerOptions"
+    scheduler_options: str = "hpcgpu.options.shared_options_and_defaults:SchedulerOptions"
     check_options: str = ""
     container_runtimes: Mapping[str, str] = field(default_factory=dict)
 

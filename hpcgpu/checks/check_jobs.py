@@ -26,7 +26,7 @@ from hpcgpu.display.counts_and_durations import duration, listed
 from hpcgpu.display.progress import Progress
 from hpcgpu.errors import AmbiguousSubmit, BatchError
 from hpcgpu.existing_clusters.stop import stop
-from hpcgpu.options.shared_options import Options
+from hpcgpu.options.shared_options_and_defaults import Options
 from hpcgpu.posix import checked_files
 from hpcgpu.posix.printable import printable
 from hpcgpu.scripts import container, render

@@ -11,7 +11,7 @@ from hpcgpu.batch.queues import Machine
 from hpcgpu.checks.queue_limits import Finding, judge_job
 from hpcgpu.configuration.resolve import of_profile
 from hpcgpu.errors import BatchError, OptionError
-from hpcgpu.options.shared_options import JobOptions, Options
+from hpcgpu.options.shared_options_and_defaults import JobOptions, Options
 from hpcgpu.profiles.site_profiles import Profile
 
 #: Options that are compared with the reports of the batch system.

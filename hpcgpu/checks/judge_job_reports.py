@@ -10,7 +10,7 @@ from hpcgpu.batch.cuda_visible_devices import visible_devices
 from hpcgpu.checks.result_lines import Grade, Line
 from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.fabric.protocol_and_interface import Node, TransportChoice, incompatibility, without_rdma
-from hpcgpu.options.shared_options import Options
+from hpcgpu.options.shared_options_and_defaults import Options
 from hpcgpu.releases import TESTED
 from hpcgpu.software import compare_environments
 from hpcgpu.software.compare_environments import CLIENT, Difference

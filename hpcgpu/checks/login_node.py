@@ -18,7 +18,7 @@ from hpcgpu.checks.judge_job_reports import untested_lines
 from hpcgpu.checks.result_lines import Line
 from hpcgpu.errors import BatchError
 from hpcgpu.fabric import interface_addresses
-from hpcgpu.options.shared_options import Options
+from hpcgpu.options.shared_options_and_defaults import Options
 from hpcgpu.posix.filesystems import filesystem, of_this_machine
 from hpcgpu.posix.ownership import private_directory, weaknesses
 from hpcgpu.releases import TESTED

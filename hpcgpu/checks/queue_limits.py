@@ -15,7 +15,7 @@ from typing import Literal
 
 from hpcgpu.batch.queues import Accounts, Machine, Queue, Rules
 from hpcgpu.display.counts_and_durations import counted, listed
-from hpcgpu.options.shared_options import JobOptions, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import JobOptions, WorkerOptions
 
 Grade = Literal["ok", "failure", "not checked"]
 _MIB = 2**20

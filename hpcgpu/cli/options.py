@@ -107,7 +107,7 @@ def _cluster_params(system: str | None) -> list[click.Parameter]:
 def _fields(system: str | None) -> dict[str, tuple[Field[Any], str]]:
     """Return the options of cluster and worker jobs by name, with their heading in the help."""
     from hpcgpu.options.declare import names
-    from hpcgpu.options.shared_options import ClusterOptions, WorkerOptions
+    from hpcgpu.options.shared_options_and_defaults import ClusterOptions, WorkerOptions
 
     shared = names(ClusterOptions) | names(WorkerOptions)
     fields = {name: (f, "Options") for name, f in shared.items()}
@@ -221,7 +221,7 @@ def _typed(f: Field[Any], value: Any) -> Any:
 
 def _scheduler(system: str | None, given: Sequence[str]) -> dict[str, Any] | str:
     from hpcgpu.options.declare import names
-    from hpcgpu.options.shared_options import SchedulerOptions
+    from hpcgpu.options.shared_options_and_defaults import SchedulerOptions
 
     if list(given) == ["local"]:
         return "local"

@@ -30,7 +30,7 @@ from hpcgpu.manager.manager import Manager
 from hpcgpu.manager.notify import Callbacks
 from hpcgpu.manager.reconciler import CLOSE_TIMEOUT
 from hpcgpu.options.method_arguments import checked
-from hpcgpu.options.shared_options import DEFAULT, Options
+from hpcgpu.options.shared_options_and_defaults import DEFAULT, Options
 from hpcgpu.scaling import sizes_to_jobs
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, DeleteGroup, Scale
 from hpcgpu.scripts import container, render

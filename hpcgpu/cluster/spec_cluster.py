@@ -23,7 +23,7 @@ from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.manager import Manager
 from hpcgpu.manager.notify import Callbacks
 from hpcgpu.manager.reconciler import Reconciler
-from hpcgpu.options.shared_options import Options
+from hpcgpu.options.shared_options_and_defaults import Options
 from hpcgpu.plan import Planner
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.wanted_state import Command

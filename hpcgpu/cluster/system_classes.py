@@ -10,7 +10,7 @@ from hpcgpu.configuration.option_classes import option_classes
 from hpcgpu.errors import OptionError
 from hpcgpu.fabric import interface_addresses
 from hpcgpu.options import documentation
-from hpcgpu.options.shared_options import Options
+from hpcgpu.options.shared_options_and_defaults import Options
 
 if TYPE_CHECKING:
     from hpcgpu.configuration import typed

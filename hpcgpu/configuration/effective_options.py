@@ -19,7 +19,7 @@ from hpcgpu.batch import system_registry
 from hpcgpu.configuration.option_classes import option_classes
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.options.declare import added, names
-from hpcgpu.options.shared_options import ClusterOptions, JobOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import ClusterOptions, JobOptions, SchedulerOptions, WorkerOptions
 from hpcgpu.options.unknown_options import ALIASES
 from hpcgpu.profiles import site_profiles
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcgpu.batch import system_registry
 from hpcgpu.options.declare import added, names
-from hpcgpu.options.shared_options import JobOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import JobOptions, SchedulerOptions, WorkerOptions
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,13 @@ from hpcgpu.configuration.option_classes import OptionClasses, elsewhere, option
 from hpcgpu.errors import OptionError
 from hpcgpu.options import values
 from hpcgpu.options.declare import names
-from hpcgpu.options.shared_options import ClusterOptions, JobOptions, Options, SchedulerOptions, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import (
+    ClusterOptions,
+    JobOptions,
+    Options,
+    SchedulerOptions,
+    WorkerOptions,
+)
 from hpcgpu.options.unknown_options import ALIASES, FOREIGN, unknown
 from hpcgpu.profiles import site_profiles
 

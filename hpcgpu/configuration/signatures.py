@@ -14,7 +14,7 @@ from typing import Any
 from hpcgpu.batch import system_registry
 from hpcgpu.configuration.option_classes import option_classes
 from hpcgpu.options.declare import accepted, added, names
-from hpcgpu.options.shared_options import ClusterOptions, JobOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import ClusterOptions, JobOptions, SchedulerOptions, WorkerOptions
 from hpcgpu.options.unknown_options import ALIASES
 
 #: The option whose allowed values differ between batch systems.

@@ -22,7 +22,9 @@ _SILENT = 60.0
 
 
 class ManagerLease:
-    """The managers that a scheduler heard from; it closes when the last one is silent for the time of the lease.
+    """The managers that sent heartbeats to a scheduler; it closes when none came for the time of the lease.
+
+    The option ``lease`` sets that time.
 
     Parameters
     ----------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpcgpu.display.counts_and_durations import counted
-from hpcgpu.options.shared_options import DEFAULT
+from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.posix.printable import printable
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.journal import Submit

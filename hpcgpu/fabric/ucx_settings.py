@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import dask
 
 if TYPE_CHECKING:
-    from hpcgpu.options.shared_options import WorkerOptions
+    from hpcgpu.options.shared_options_and_defaults import WorkerOptions
 
 
 #: Options, which are dask-cuda's flags of the worker, and the keys of distributed-ucxx that do the same.

@@ -12,7 +12,7 @@ from hpcgpu.jobs.job import Job
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.jobs.worker_group import WorkerGroup
 from hpcgpu.jobs.worker_job import WorkerJob
-from hpcgpu.options.shared_options import DEFAULT, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import DEFAULT, WorkerOptions
 from hpcgpu.scaling import worker_names
 
 

@@ -18,7 +18,7 @@ from hpcgpu.dask_scheduler.scheduler_extension import install
 from hpcgpu.dask_scheduler.scheduler_preload import publish
 from hpcgpu.fabric import interface_addresses
 from hpcgpu.jobs.job import Job
-from hpcgpu.options.shared_options import Options
+from hpcgpu.options.shared_options_and_defaults import Options
 from hpcgpu.runtime import dashboard_access, scratch
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory

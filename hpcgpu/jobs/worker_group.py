@@ -17,7 +17,7 @@ from hpcgpu.batch.reasons import outlook
 from hpcgpu.dask_scheduler.rpc_types import GroupState, WorkerLoad
 from hpcgpu.jobs.adaptive_record import AdaptiveRecord
 from hpcgpu.jobs.job import Job
-from hpcgpu.options.shared_options import DEFAULT, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import DEFAULT, WorkerOptions
 from hpcgpu.scaling import budget, missing_workers, worker_names
 from hpcgpu.scaling.decide_actions import ObservedGroup, ObservedJob
 from hpcgpu.scaling.forecast import usual_wait

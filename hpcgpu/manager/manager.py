@@ -37,7 +37,7 @@ from hpcgpu.manager.program_exit import cancel_at_exit, keep_at_exit
 from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.scheduler_client import SchedulerClient, Workers
 from hpcgpu.manager.wait_for_workers import what_jobs_wait_for
-from hpcgpu.options.shared_options import Options, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import Options, WorkerOptions
 from hpcgpu.runtime.scheduler_connection import no_answer
 from hpcgpu.scaling.wanted_state import Close, Command, Detach
 from hpcgpu.software.compare_environments import EnvironmentCheck

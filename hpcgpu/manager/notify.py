@@ -25,7 +25,7 @@ from hpcgpu.display.counts_and_durations import counted, duration
 from hpcgpu.errors import OptionError
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.wait_for_workers import wanted_workers
-from hpcgpu.options.shared_options import DEFAULT, ClusterOptions
+from hpcgpu.options.shared_options_and_defaults import DEFAULT, ClusterOptions
 from hpcgpu.options.values import notification
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread

@@ -11,7 +11,7 @@ from hpcgpu.dask_scheduler.rpc_types import ScalingRequest
 from hpcgpu.errors import HpcgpuError, NameLost, Superseded
 from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.scheduler_client import SchedulerClient
-from hpcgpu.options.shared_options import ClusterOptions
+from hpcgpu.options.shared_options_and_defaults import ClusterOptions
 from hpcgpu.scaling.wanted_state import from_json
 
 #: Seconds between two decisions on the size, and the number of jobs above which the interval grows: a decision examines

@@ -25,7 +25,7 @@ from hpcgpu.manager.draining import Drainer
 from hpcgpu.manager.failed_jobs_and_missing_workers import LostJobs, few
 from hpcgpu.manager.scheduler_client import Workers
 from hpcgpu.manager.submit_planned import Submitter
-from hpcgpu.options.shared_options import DEFAULT
+from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.posix.full_disk import cannot_be_written
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling import worker_names

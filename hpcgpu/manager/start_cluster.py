@@ -36,7 +36,7 @@ from hpcgpu.jobs.worker_group import WorkerGroup
 from hpcgpu.manager.periodic_tasks import Periodic
 from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.take_over import attach, program
-from hpcgpu.options.shared_options import DEFAULT, Options, SchedulerOptions, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import DEFAULT, Options, SchedulerOptions, WorkerOptions
 from hpcgpu.posix import full_disk, paths
 from hpcgpu.posix.filesystems import of_all_nodes
 from hpcgpu.posix.ownership import check_place

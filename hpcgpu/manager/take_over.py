@@ -19,7 +19,7 @@ from hpcgpu.existing_clusters.query_jobs import live_jobs, submitted
 from hpcgpu.jobs.scheduler_job import SchedulerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.reconciler import CLOSE_TIMEOUT
-from hpcgpu.options.shared_options import Options
+from hpcgpu.options.shared_options_and_defaults import Options
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling import worker_names

@@ -1,8 +1,8 @@
 """The machinery that declares options: name, type, default, meaning, how each is read.
 
-The options themselves are dataclasses: `hpcgpu.options.shared_options` has those that all batch systems share,
-``hpcgpu.batch.NAME.options`` has those of one batch system. Keyword arguments, dask config, its template, signatures,
-docstrings and messages come from these dataclasses.
+The options themselves are dataclasses: `hpcgpu.options.shared_options_and_defaults` has those that all batch systems
+share, ``hpcgpu.batch.NAME.options`` has those of one batch system. Keyword arguments, dask config, its template,
+signatures, docstrings and messages come from these dataclasses.
 """
 
 from __future__ import annotations

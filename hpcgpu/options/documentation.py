@@ -11,7 +11,7 @@ from dataclasses import MISSING, Field
 from typing import Any
 
 from hpcgpu.options.declare import accepted, names
-from hpcgpu.options.shared_options import ClusterOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import ClusterOptions, SchedulerOptions, WorkerOptions
 
 #: What the constructors raise.
 RAISES = """Raises

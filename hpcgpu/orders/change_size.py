@@ -15,7 +15,7 @@ from hpcgpu.batch import batch_system
 from hpcgpu.display.job_table import JobTable
 from hpcgpu.existing_clusters.snapshot import snapshot
 from hpcgpu.manager.manager import Manager
-from hpcgpu.options.shared_options import DEFAULT
+from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.orders.manager_in_scheduler_job import in_scheduler_job
 from hpcgpu.orders.send_to_manager import BEGINS, done_by_manager
 from hpcgpu.scaling import sizes_to_jobs

@@ -12,7 +12,7 @@ from dask.utils import format_bytes, parse_bytes
 
 from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.errors import OptionError
-from hpcgpu.options.shared_options import WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import WorkerOptions
 from hpcgpu.options.values import duration, natural, positive
 from hpcgpu.options.values import memory as parse_memory
 from hpcgpu.scaling.policy_data import Limits

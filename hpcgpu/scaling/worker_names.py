@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpcgpu.options.shared_options import WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import WorkerOptions
 
 
 def workers_of(job: str, worker: WorkerOptions) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 from hpcgpu.batch import system_registry
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.options.shared_options import Options
+from hpcgpu.options.shared_options_and_defaults import Options
 from hpcgpu.posix.ownership import private_directory
 from hpcgpu.posix.paths import written
 from hpcgpu.scaling.wanted_state import Detach, Wanted, apply

@@ -44,7 +44,7 @@ import jinja2
 
 from hpcgpu.batch import system_registry
 from hpcgpu.errors import OptionError
-from hpcgpu.options.shared_options import JobOptions, Options, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import JobOptions, Options, WorkerOptions
 
 _APPTAINER = '%s exec{{ " --nv" if gpus }} "${mounts[@]/#/--bind=}" --pwd "$PWD"{{ arguments }} "$image"'
 # keep-groups: directories of projects are often open to a supplementary group alone (podman-run(1)).

@@ -20,7 +20,7 @@ from hpcgpu.batch import system_registry
 from hpcgpu.batch.directive_syntax import Directives, Syntax
 from hpcgpu.errors import NotTrusted, OptionError
 from hpcgpu.fabric import ucx_settings
-from hpcgpu.options.shared_options import JobOptions, Options
+from hpcgpu.options.shared_options_and_defaults import JobOptions, Options
 from hpcgpu.posix.ownership import check, private_directory
 from hpcgpu.scripts.container import HOST_COPY, Container
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 from hpcgpu.configuration.option_classes import option_classes
 from hpcgpu.errors import OptionError
 from hpcgpu.options.declare import names
-from hpcgpu.options.shared_options import DEFAULT, ClusterOptions, Options, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import DEFAULT, ClusterOptions, Options, WorkerOptions
 from hpcgpu.posix import json_records
 from hpcgpu.store.directory import ClusterDirectory
 

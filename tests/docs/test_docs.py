@@ -23,7 +23,7 @@ from hpcgpu.cli import main
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
 from hpcgpu.options.declare import names
-from hpcgpu.options.shared_options import ClusterOptions
+from hpcgpu.options.shared_options_and_defaults import ClusterOptions
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.rst"))]

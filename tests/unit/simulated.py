@@ -22,7 +22,7 @@ from hpcgpu.manager.cluster_phases import Ownership
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.take_over import attach
-from hpcgpu.options.shared_options import DEFAULT
+from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Scale, Wanted, apply

@@ -15,7 +15,7 @@ import yaml
 from hpcgpu.configuration.effective_options import template
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.options.declare import names
-from hpcgpu.options.shared_options import ClusterOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import ClusterOptions, SchedulerOptions, WorkerOptions
 
 SHOW = """
 from hpcgpu.configuration.resolve import resolve

@@ -11,7 +11,7 @@ from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.dask_scheduler.rpc_types import Load, WaitingWork, WorkerLoad
 from hpcgpu.jobs.demand import demands
 from hpcgpu.jobs.worker_group import WorkerGroup
-from hpcgpu.options.shared_options import WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import WorkerOptions
 from hpcgpu.scaling.policy_data import Demand
 
 

@@ -15,7 +15,7 @@ from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, Super
 from hpcgpu.manager import draining
 from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.cluster_phases import Kind, Ownership, Phase
-from hpcgpu.options.shared_options import DEFAULT
+from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.walltime_margin import margin
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Close, DeleteGroup

@@ -14,7 +14,7 @@ from hpcgpu.batch.pbs import estimate as pbs
 from hpcgpu.batch.pbs.nodes import parse_pbsnodes
 from hpcgpu.batch.slurm import estimate as slurm
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.options.shared_options import Options
+from hpcgpu.options.shared_options_and_defaults import Options
 from hpcgpu.plan import Plan, make
 
 QUEUE = (Path(__file__).parents[1] / "queue" / "openpbs-pbsnodes.txt").read_text()

@@ -21,7 +21,7 @@ from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, Submi
 from hpcgpu.jobs.job_phases import Ended
 from hpcgpu.manager import draining
 from hpcgpu.manager.closing import Closing
-from hpcgpu.options.shared_options import DEFAULT
+from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.wanted_state import Adapt, Close, Command, Detach, Resume, Scale
 from tests.unit.simulated import Queue, Site, taken_over

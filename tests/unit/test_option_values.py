@@ -20,7 +20,7 @@ from hpcgpu.configuration.resolve import cluster_directories, resolve, resolve_g
 from hpcgpu.errors import LaunchError, OptionError
 from hpcgpu.existing_clusters.lookup import locate
 from hpcgpu.options.declare import names
-from hpcgpu.options.shared_options import ClusterOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import ClusterOptions, SchedulerOptions, WorkerOptions
 from hpcgpu.runtime.scratch import expanded
 from hpcgpu.scripts.render import render
 from hpcgpu.store.cluster_json import FORMAT

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from hpcgpu.batch.poll_interval import Cadence, pause
-from hpcgpu.options.shared_options import ClusterOptions
+from hpcgpu.options.shared_options_and_defaults import ClusterOptions
 
 
 def polls(

@@ -42,7 +42,7 @@ from hpcgpu.dask_scheduler.running_calls import _function_name
 from hpcgpu.dask_scheduler.scheduler_extension import Extension, _wanted
 from hpcgpu.errors import BatchUnavailable, ClusterExists, LaunchError
 from hpcgpu.fabric.protocol_and_interface import Node
-from hpcgpu.options.shared_options import WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import WorkerOptions
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime import (
     cpu_affinity,

@@ -8,7 +8,7 @@ import pytest
 
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.options.shared_options import WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import WorkerOptions
 from hpcgpu.scaling.sizes_to_jobs import jobs_for, limits
 
 

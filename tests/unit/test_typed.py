@@ -12,7 +12,7 @@ import hpcgpu.configuration
 from hpcgpu import LocalGPUCluster, PBSGPUCluster, SlurmGPUCluster, runner
 from hpcgpu.configuration.signatures import module, of_system, shared, typed_dict
 from hpcgpu.options.declare import names
-from hpcgpu.options.shared_options import ClusterOptions, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import ClusterOptions, WorkerOptions
 
 TYPED = Path(hpcgpu.configuration.__file__).with_name("typed.py")
 MADE = (

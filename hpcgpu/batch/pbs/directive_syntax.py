@@ -20,7 +20,7 @@ from hpcgpu.batch.directive_syntax import (
 from hpcgpu.batch.pbs.names import VARIABLE, pbs_name, pbs_prefix
 
 if TYPE_CHECKING:
-    from hpcgpu.options.shared_options import JobOptions
+    from hpcgpu.options.shared_options_and_defaults import JobOptions
 
 
 #: Memory of a job for each Dask process, if the user requests none: the cgroup hook gives 256 MB to a job that requests

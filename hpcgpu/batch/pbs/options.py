@@ -11,7 +11,7 @@ from hpcgpu.batch.pbs.directive_syntax import scattered
 from hpcgpu.errors import OptionError
 from hpcgpu.options import values
 from hpcgpu.options.declare import option
-from hpcgpu.options.shared_options import JobOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import JobOptions, SchedulerOptions, WorkerOptions
 
 _RESOURCE = r'[A-Za-z]\w*=(?:[\w.@+%/^-]+|"[^"\s]+")'
 #: Resources that have an option of their own.

@@ -1,5 +1,7 @@
 """Directives for Slurm: ``#SBATCH`` lines, and values in Slurm's notation.
 
+The lines themselves are in ``templates/slurm/directives.j2``.
+
 sbatch's parser is no shell: a backslash escapes in every kind of quotes, variables are not expanded, an unquoted ``#``
 begins a comment (seen on a real sbatch 22.05.8 and in the source of its ``get_argument``). So `shlex.quote` would be
 wrong.

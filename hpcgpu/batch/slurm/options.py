@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hpcgpu.options import values
 from hpcgpu.options.declare import option
-from hpcgpu.options.shared_options import JobOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import JobOptions, SchedulerOptions, WorkerOptions
 
 
 @dataclass(frozen=True, kw_only=True)

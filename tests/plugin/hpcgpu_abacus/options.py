@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hpcgpu.errors import OptionError
 from hpcgpu.options import values
 from hpcgpu.options.declare import option
-from hpcgpu.options.shared_options import JobOptions, SchedulerOptions, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import JobOptions, SchedulerOptions, WorkerOptions
 
 __all__ = ["AbacusSchedulerOptions", "AbacusWorkerOptions", "check"]
 
