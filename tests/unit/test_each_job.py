@@ -310,3 +310,54 @@ async def test_a_job_that_the_queue_has_not_known_for_long_is_cancelled_at_the_c
     site.queue.jobs[job_id] = there
     dispatcher.cancel_all(0.0)
     assert states(site) == [JobState.CANCELLED]
+
+
+@pytest.mark.parametrize(
+    ("then", "end", "failures"),
+    [
+        (None, JobState.FAILED, 1),
+        (None, JobState.CANCELLED, 0),
+        (JobState.COMPLETING, JobState.CANCELLED, 0),
+        (JobState.RUNNING, JobState.CANCELLED, 1),
+    ],
+)
+async def test_a_job_whose_cancel_got_no_answer_has_failed_unless_the_cancel_ended_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: JobState | None, end: JobState, failures: int
+) -> None:
+    site = await begun(tmp_path)
+    await site.scale(3)
+    [name] = [name for name, job in site.registry.active.items() if job.pending]
+    with monkeypatch.context() as patch:
+        refuses(site, patch)
+        await site.scale(2)
+    await site.scale(3)
+    assert name in site.registry.active
+    for state in [then, end] if then else [end]:
+        site.says(name, state, start=site.now if then is JobState.RUNNING else None)
+        await site.polled()
+    assert sum(f"({name}) {end.value}" in text for text in site.warned) == failures
+
+
+async def test_the_time_of_a_job_that_was_cancelled_is_not_counted_although_the_queue_still_lists_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "_FINISHING_INTERVAL", 0.0)
+    site = await begun(tmp_path)
+    site.now += HOUR
+    monkeypatch.setattr(site.queue, "cancel", lambda ids, *, only_pending=False: None)  # it takes its time
+    await site.scale(0)
+    used = site.group.gpu_seconds(now=site.now)
+    await site.passes(600)
+    assert set(states(site)) == {JobState.RUNNING}
+    assert 2 * HOUR <= used <= site.group.gpu_seconds(now=site.now) <= used + 60
+
+
+async def test_workers_have_the_same_time_to_retire_when_an_operator_shortens_the_walltime(tmp_path: Path) -> None:
+    site = await begun(tmp_path)
+    await site.loaded()
+    site.says("demo-0", JobState.RUNNING, start=site.now, end=site.now + 500)
+    await site.polled()
+    await site.passes(190)
+    assert "demo-0" in site.registry.active
+    await site.passes(20)
+    assert "demo-0" not in site.registry.active, "300 s before the end, as with 48 hours"

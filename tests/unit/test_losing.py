@@ -99,3 +99,30 @@ async def _crash_three_times() -> None:
                 await extension.lost_workers.ended([name], [name] if crashed else [])
         with pytest.raises(KilledWorker):
             await task
+
+
+def test_crashes_under_a_task_that_was_forgotten_do_not_count_for_another_of_the_same_key() -> None:
+    with dask.config.set({"distributed.scheduler.allowed-failures": 1}):
+        asyncio.run(_crash_under_two_of_one_key())
+
+
+async def _crash_under_two_of_one_key() -> None:
+    async with (
+        Scheduler(port=0, dashboard_address=None) as scheduler,
+        Client(scheduler.address, asynchronous=True) as client,
+    ):
+        extension = Extension(scheduler, None)
+        scheduler.add_plugin(extension)
+        for name in ("first", "second"):
+            task = client.submit(wait_for, "never", key="task")
+            async with Worker(scheduler.address, name=name) as worker:
+                while not scheduler.workers[worker.address].processing:
+                    await asyncio.sleep(0.01)
+                worker.batched_stream.comm.abort()
+                while worker.address in scheduler.workers:
+                    await asyncio.sleep(0.01)
+            await extension.lost_workers.ended([name], [name])
+            assert task.status == "pending"
+            task.release()
+            while "task" in scheduler.tasks:
+                await asyncio.sleep(0.01)
