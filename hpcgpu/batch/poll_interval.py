@@ -35,7 +35,8 @@ import random
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
-#: Seconds between two polls, unless an option sets another time: the default of `ClusterOptions.poll_interval`.
+#: Seconds between two polls of a program that has not read the options of the cluster. The default of the option
+#: `poll_interval` is the same; it is set in `hpcgpu.options.shared_options_and_defaults`.
 POLL_INTERVAL = 10.0
 #: The longest pause between two polls, in units of `poll_interval`: if all polls succeed, and after polls that failed.
 _SLOWEST, _SLOWEST_AFTER_FAILURES = 4.0, 8.0

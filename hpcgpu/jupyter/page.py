@@ -17,7 +17,7 @@ _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'"
 )
-_PAGE = Path(__file__).parent / "static" / "empty_page.html"
+_PAGE = Path(__file__).parent / "static" / "page_shell.html"
 
 
 class Page(JupyterHandler):  # type: ignore[misc]

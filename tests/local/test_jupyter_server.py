@@ -375,7 +375,7 @@ def test_only_the_host_and_port_of_the_contact_are_reached(server: Server, clust
         "hpcgpu/api/clusters/%2e%2e%2fdemo/logs",
         "hpcgpu/api/clusters/../clusters/demo/../x",
         "hpcgpu/static/..%2f__init__.py",
-        "hpcgpu/static/empty_page.html",
+        "hpcgpu/static/page_shell.html",
     ):
         answer = server.fetch(path, **LOGIN)
         assert answer.code in (400, 403, 404) and b"<script>" not in answer.body.partition(b"<body")[2], path
