@@ -547,3 +547,14 @@ async def test_a_process_in_a_job_takes_and_makes_no_connection_that_is_not_encr
                 await connect("tcp://127.0.0.1:1", **Security().get_connection_args(role))
         with pytest.raises(RuntimeError, match="encryption required"):
             await listen("tcp://127.0.0.1:0", lambda comm: None, **Security().get_listen_args("worker"))
+
+
+def test_a_connection_ends_also_if_a_child_still_has_a_copy_of_it(security: Security) -> None:
+    near, far = raw_pair(*contexts(security, client=True, server=True))
+    with beneath(near), beneath(far) as plain:
+        near.shutdown(socket.SHUT_RDWR)
+        near.close()
+        plain.settimeout(20)
+        while plain.recv(4096):
+            pass
+    far.close()

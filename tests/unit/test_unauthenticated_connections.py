@@ -232,3 +232,31 @@ def test_connections_that_were_answered_and_closed_are_no_flood() -> None:
     for _ in range(most_at_a_time()):
         asked.add(Ended(), "192.0.2.1")
     assert asked.flooding() is None and asked.wait(time.monotonic()) == 0.0
+
+
+async def test_in_one_turn_few_connections_of_a_flood_are_let_in_and_one_from_elsewhere_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(unauthenticated_connections, "_MOST", 40)
+    kept = Strangers()
+    for _ in range(40):
+        kept.add(_Silent(), "127.0.0.66")
+    with contextlib.ExitStack() as stack:
+        [acceptor] = kept.hold_back([socket.create_server(("127.0.0.1", 0))])
+        stack.enter_context(acceptor)
+        flood, [member] = (
+            [
+                stack.enter_context(socket.create_connection(acceptor.getsockname(), 20, (source, 0)))
+                for _ in range(count)
+            ]
+            for source, count in (("127.0.0.66", 20), ("127.0.0.77", 1))
+        )
+        let_in = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                connection, address = acceptor.accept()
+                stack.enter_context(connection)
+                let_in.append(address)
+        assert let_in == [one.getsockname() for one in (*flood[:8], member)]
+        assert [one.recv(1) for one in flood[8:]] == [b""] * 12, "they are closed"
+    assert "from 127.0.0.66: too many from there do not authenticate themselves" in caplog.text
