@@ -84,7 +84,36 @@ def test_a_link_a_fifo_and_a_second_name_of_ones_own_are_no_files(tmp_path: Path
         with pytest.raises(OSError):
             checked_files.created(tmp_path / name)
     assert mine.read_text() == "precious" and checked_files.end(mine, 4) == b"ious"
-    os.close(checked_files.created(Path("/dev/null")))
+    device = checked_files.created(Path("/dev/null"))
+    assert os.get_blocking(device), "a program with this output could not wait until it can write"
+    os.close(device)
+
+
+def test_a_terminal_is_no_log_file() -> None:
+    ends = os.openpty()
+    try:
+        path = Path(os.ttyname(ends[1]))
+        if os.geteuid() == 0:  # the devices of root are opened
+            os.chown(path, STRANGER, -1)
+        with pytest.raises(OSError, match=f"belongs to uid {STRANGER}|it is a device"):
+            checked_files.created(path)
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def test_a_file_that_is_replaced_before_it_is_opened_is_refused_and_leaves_nothing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "demo-0-7.log"
+    path.touch()
+    before = os.lstat(path)
+    path.unlink()
+    os.mkfifo(path)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="it is a FIFO"):
+        patch.setattr("os.lstat", lambda path: before)
+        checked_files.opened(path)
+    assert path not in [link.readlink() for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
 
 
 def test_a_file_has_a_limit(tmp_path: Path) -> None:
