@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hpcgpu.configuration.effective_options import template
+from hpcgpu.configuration.effective_options import effective, template
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.options.declare import names
 from hpcgpu.options.shared_options_and_defaults import ClusterOptions, SchedulerOptions, WorkerOptions
@@ -65,3 +65,16 @@ def test_an_unknown_key_is_refused_by_name(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", SHOW], env=os.environ | {name: "x"}, capture_output=True, text=True)
     section = "hpcgpu.slurm" if "SLURM" in name else "hpcgpu"
     assert f"dask config {section} in the environment: unknown option 'quue': did you mean 'queue'?" in done.stderr
+
+
+def test_the_options_in_effect_have_values_as_users_write_them_and_their_origin() -> None:
+    def shown(**arguments: Any) -> dict[str, tuple[Any, str]]:
+        return {one.name: (one.value, one.source) for one in effective("slurm", {"account": "m1", **arguments})}
+
+    options = shown(walltime="1h", scheduler={"env": {"A": "1"}, "walltime": "2h"})
+    assert "name" not in options, "it is made anew for each cluster"
+    assert shown(name="demo")["name"] == ("demo", "argument")
+    assert options["account"] == ("m1", "argument") and options["scheduler.account"] == ("m1", "inherited")
+    assert options["walltime"] == (3600, "argument") and options["scheduler.walltime"] == (7200, "argument")
+    assert options["scheduler.env"] == ({"A": "1"}, "argument")
+    assert options["scheduler.queue"] == (None, "default")

@@ -222,7 +222,7 @@ def test_the_options_of_one_batch_system_are_not_options_of_another() -> None:
             "nodes_per_job=2 does not work with pbs_shape='flat': request more jobs",
         ),
         ({"pbs_shape": "flat", "select_extra": "a=b"}, "select_extra belongs to chunks"),
-        ({"pbs_launcher": "mpiexec '"}, "pbs_launcher"),
+        ({"pbs_launcher": "mpiexec '"}, 'pbs_launcher="mpiexec \'": No closing quotation'),
         ({"pbs_launcher": " "}, "pbs_launcher is empty"),
         ({"place": "scatter; rm"}, "place='scatter; rm' is not a valid name"),
         (
@@ -301,6 +301,7 @@ def test_odd_but_legal_environment_values_are_kept(tmp_path: Path) -> None:
 def test_a_scheduler_without_a_gpu_is_refused_under_ucx_before_anything_starts() -> None:
     with pytest.raises(OptionError, match=r"gpus_per_node=0 does not work with protocol='ucx'.* use protocol='tcp'"):
         resolve("slurm", {"protocol": "ucx", "scheduler": {"gpus_per_node": 0}})
+    resolve("slurm", {"protocol": "ucx"})  # the scheduler has a GPU if the workers have GPUs
     base = resolve("slurm", {"protocol": "ucx", "gpus_per_node": 0})
     with pytest.raises(
         OptionError, match="worker group 'big': GPUs do not work with protocol='ucx' and a scheduler without a GPU"
@@ -314,3 +315,9 @@ def test_a_scheduler_without_a_gpu_is_refused_under_ucx_before_anything_starts()
 def test_a_variable_that_the_scheduler_job_has_for_itself_is_not_that_of_the_workers() -> None:
     options = resolve("slurm", {"env": {"A": "1", "B": "1"}, "scheduler": {"env": {"B": "2"}}})
     assert options.scheduler is not None and dict(options.scheduler.env) == {"A": "1", "B": "2"}
+
+
+def test_a_group_inherits_options_of_gpu_workers_only_if_it_has_gpus() -> None:
+    base = resolve("slurm", {"enable_infiniband": True})
+    assert resolve_group("cpu", {"gpus_per_node": 0}, base).enable_infiniband is None
+    assert resolve_group("big", {"gpus_per_node": 8}, base).enable_infiniband is True

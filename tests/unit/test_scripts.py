@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 
 from hpcgpu.batch import pbs, slurm
@@ -342,6 +343,13 @@ def test_own_templates_count_before_the_package_s(tmp_path: Path) -> None:
     (tmp_path / "env_prologue_container_stage.j2").write_text("# my own preamble\n")
     text = render("slurm", "worker", resolve("slurm", BASE | {"template_directory": tmp_path}), PLACE)
     assert "# my own preamble" in text and "exec " in text
+
+
+@pytest.mark.parametrize("name", ["walltme", "job.walltme"])
+def test_a_name_that_an_own_template_misspells_does_not_become_an_empty_text(name: str, tmp_path: Path) -> None:
+    (tmp_path / "env_prologue_container_stage.j2").write_text(f"# {{{{ {name} }}}}\n")
+    with pytest.raises(jinja2.UndefinedError, match="walltme"):
+        render("slurm", "worker", resolve("slurm", BASE | {"template_directory": tmp_path}), PLACE)
 
 
 @pytest.mark.parametrize("option", ["template_directory", "stage", "job_script_prologue"])
