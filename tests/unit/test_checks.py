@@ -356,6 +356,27 @@ def test_jobs_that_the_queue_forgets_end_the_check(tmp_path: Path, monkeypatch: 
     assert all("the queue no longer knows job" in line.found and "No log at" in line.found for line in result.lines)
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "expected"), [("local", "login 1, scheduler 1, worker 2"), ({}, "login 1, scheduler 3, worker 2")]
+)
+def test_software_is_compared_with_that_of_the_scheduler_wherever_it_runs(
+    scheduler: Any, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = {"scheduler": "3", "worker": "2"}
+
+    def reports(directory: object, batch: object, jobs: dict[str, Seen], *_: object, **__: object) -> None:
+        for kind, job in jobs.items():
+            job.found = seen(kind, environment={"python": "3.12", "numpy": versions[kind]}).found
+
+    monkeypatch.setattr(check_jobs, "_wait", reports)
+    monkeypatch.setattr(check_jobs, "_end", lambda directory, batch: [])
+    monkeypatch.setattr(compare_environments, "collect", lambda: {"python": "3.12", "numpy": "1"})
+    arguments = {"gpus_per_node": 0, "cluster_directory": str(tmp_path / "clusters"), "scheduler": scheduler}
+    result = check_jobs.check_jobs(resolve("local", arguments), Forgetful(tmp_path / "queue", answers=0), quiet=True)
+    [line] = [line for line in result.lines if line.what == "numpy"]
+    assert line.found == expected
+
+
 def test_a_queue_that_is_away_at_the_end_is_said_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

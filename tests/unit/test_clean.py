@@ -271,6 +271,27 @@ def test_what_was_left_is_removed_also_where_nothing_else_is_to_remove(queue: Qu
     assert not left.exists()
 
 
+@pytest.mark.parametrize("others", [True, False], ids=["with an ended cluster", "alone"])
+def test_what_was_left_and_cannot_be_removed_now_either_is_a_failure(
+    queue: Queue, root: Path, monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    left, rmtree = root / ".removing~0123456789abcdef", shutil.rmtree
+    left.mkdir(mode=0o700)
+    if others:
+        cluster(root)
+
+    def busy(path: Path) -> None:
+        if path == left:
+            raise OSError(16, "Device or resource busy", str(path / ".nfs01"))
+        rmtree(path)
+
+    monkeypatch.setattr(clean.shutil, "rmtree", busy)
+    done = run(root, "clean", "--older-than", "30d", "--yes")
+    assert done.exit_code == 1 and list(root.iterdir()) == [left]
+    assert f"not completely removed: {left}/.nfs01: Device or resource busy" in done.output
+    assert ("Removed 1 directory." if others else "Nothing else to remove.") in done.output
+
+
 def test_a_queue_that_does_not_answer_is_queried_once(
     queue: Queue, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

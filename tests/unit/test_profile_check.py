@@ -15,8 +15,8 @@ from hpcgpu.batch.queues import Accounts, Machine, Queues, Rules
 from hpcgpu.batch.slurm.accounts import parse_associations, parse_config, parse_qos
 from hpcgpu.batch.slurm.queues import parse_partitions, parse_sinfo
 from hpcgpu.checks.check_profile import judge
-from hpcgpu.checks.queue_limits import Finding
-from hpcgpu.configuration.resolve import of_profile
+from hpcgpu.checks.queue_limits import Finding, judge_job
+from hpcgpu.configuration.resolve import of_profile, resolve
 from hpcgpu.profiles import draft_profile
 from hpcgpu.profiles.site_profiles import Profile
 
@@ -253,6 +253,16 @@ def test_each_option_stands_beside_what_slurm_says(option: str, options: dict[st
 )
 def test_each_option_stands_beside_what_pbs_says(option: str, options: dict[str, Any], said: str) -> None:
     assert " | ".join(filter(None, found(PBS, option, **options))) == said
+
+
+def test_gpus_of_pbs_without_a_type_may_have_the_requested_one_and_those_of_another_type_do_not_count() -> None:
+    nodes = {"g0": vnode("g0", Qlist="gpu"), "g1": vnode("g1", Qlist="gpu", gpu_type="h100", ngpus="8")}
+    del nodes["g0"]["resources_available.gpu_type"]
+    machine = replace(PBS, queues=replace(PBS.queues, gpus=parse_nodes(nodes)))
+    worker = resolve("pbs", {"queue": "route", "gpu_type": "t4", "gpus_per_node": 8}).worker
+    findings = {one.option: f"{one.grade}: {one.machine}" for one in judge_job(worker, machine)}
+    assert findings["gpu-type"] == "not checked: the nodes list GPUs without a type"
+    assert findings["gpus-per-node"] == "failure: a node has 4"
 
 
 def test_a_queue_of_pbs_is_open_to_the_users_that_it_lists() -> None:
