@@ -7,6 +7,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import numpy
 import pytest
 from distributed.protocol import deserialize, serialize, to_serialize
 
@@ -71,6 +72,35 @@ def test_failures_travel_as_messages() -> None:
             deserialize(header, frames)
 
 
+def like_cupy() -> Any:
+    """An array of a library whose arrays have the method `get` and are in GPU memory."""
+    kind = type("ndarray", (OnGPU,), {"__module__": "cupy", "get": lambda self: numpy.arange(4)})
+    return kind()
+
+
+class Holder:
+    """A result of the user, which holds others."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+def test_a_client_without_hpcgpu_gets_arrays_as_copies_in_host_memory() -> None:
+    results_in_host_memory.register()
+    header, frames = serialize(to_serialize(like_cupy()), serializers=SERIALIZERS)
+    assert "hpcgpu" not in str(header)
+    assert deserialize(header, frames).tolist() == [0, 1, 2, 3]
+
+
+def test_arrays_inside_a_result_can_be_written_where_they_could_be_before() -> None:
+    results_in_host_memory.register()
+    fixed, free = numpy.arange(3), numpy.arange(3)
+    fixed.flags.writeable = False
+    header, frames = serialize(to_serialize(Holder([fixed, free, like_cupy()])), serializers=SERIALIZERS)
+    held = deserialize(header, [bytes(frame) for frame in frames]).held  # as they come from the network
+    assert [array.flags.writeable for array in held] == [False, True, True]
+
+
 def broken_graph(cause: Exception) -> RuntimeError:
     error = RuntimeError("Error during deserialization of the task graph. This frequently occurs if ...")
     error.__cause__ = cause
@@ -87,6 +117,7 @@ def broken_graph(cause: Exception) -> RuntimeError:
 )
 def test_a_graph_that_failed_for_gpu_objects_is_explained(cause: Exception) -> None:
     advice = with_advice(broken_graph(cause))
+    assert advice.__cause__ is cause, "its traceback is shown too"
     assert str(cause) in str(advice) and "Start it with a GPU (scheduler={'gpus_per_node': 1})" in str(advice)
     assert str(pickle.loads(pickle.dumps(advice))) == str(advice), "it reaches the client"
 

@@ -986,6 +986,49 @@ def test_workers_that_stay_at_a_warning_end_with_the_first_process_of_the_job(
         worker.kill()
 
 
+@pytest.mark.parametrize(
+    ("number", "retires"), [(signal.SIGINT, True), (signal.SIGTERM, False)], ids=["SIGINT", "scheduler job"]
+)
+def test_workers_end_at_once_after_another_signal_or_if_their_job_has_the_scheduler(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, retires: bool
+) -> None:
+    program: Any = ModuleType("pretended_program")
+    calls = list[str]()
+
+    async def wait_for_signals() -> int:
+        calls.append("wait")
+        return number
+
+    program.wait_for_signals = wait_for_signals
+    monkeypatch.setitem(sys.modules, program.__name__, program)
+    retirement: Any = SimpleNamespace(warned=lambda: calls.append("query the queue")) if retires else None
+    preemption.listen(program.__name__, retirement)
+    assert asyncio.run(program.wait_for_signals()) == number and calls == ["wait"]
+
+
+def test_a_process_that_expects_a_warning_stays_and_its_children_do_not() -> None:
+    program = """
+import ctypes, os, signal, types
+from hpcgpu.runtime import preemption
+
+preemption.stay()
+assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+preemption.expect(types.SimpleNamespace(wait_for_signals=None))
+preemption.stay()
+os.kill(os.getpid(), signal.SIGTERM)
+action = ctypes.create_string_buffer(256)  # of C: the handler, 128 bytes of signals, the flags
+assert ctypes.CDLL(None).sigaction(signal.SIGTERM, None, action) == 0
+flags = int.from_bytes(action.raw[ctypes.sizeof(ctypes.c_void_p) + 128 :][:4], "little")
+assert flags & 0x10000000, "without SA_RESTART calls of libraries fail with EINTR"
+if not (child := os.fork()):
+    os.kill(os.getpid(), signal.SIGTERM)
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+"""
+    environ = {name: value for name, value in os.environ.items() if name != "HPCGPU_WARNED"}
+    subprocess.run([sys.executable, "-c", program], env=environ, check=True)
+
+
 def test_a_release_of_dask_cuda_that_waits_for_signals_in_another_way_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
