@@ -46,6 +46,7 @@ _KEEPING = """
 (umask 077; : > "$0.out"; : > "$0.err")
 { cd && "$@"; } > "$0.out" 2> "$0.err"
 code=$?
+echo $code > "$0.code"
 cat "$0.out"; printf '\\004'
 { cat "$0.err"; printf '\\004'; } >&2
 exit $code
@@ -114,12 +115,16 @@ class Site:
             environment={"HOME": home, "USER": user, **(env or {})},
             demux=True,
         )
+        code = done.exit_code
+        if code is None:  # the engine has lost the command, which still runs
+            wait_for(lambda: self._kept(host, f"{kept}.code"), f"{host}: {shlex.join(words)} ends", timeout + 30)
+            code = int(self._kept(host, f"{kept}.code"))
         parts = (
             part[:-1] if part and part.endswith(_ALL) else self._kept(host, f"{kept}.{which}")
             for part, which in zip(done.output, ("out", "err"), strict=True)
         )
         out, err = (part.decode(errors="replace") for part in parts)
-        answer = Answer(done.exit_code, out, err)
+        answer = Answer(code, out, err)
         if check and answer.code:
             raise SiteError(f"{host}: {shlex.join(words)}: exit status {answer.code}: {err.strip() or out.strip()}")
         return answer
