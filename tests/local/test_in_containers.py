@@ -128,13 +128,11 @@ def user() -> Iterator[User]:
     name = f"hpcgpu{secrets.token_hex(3)}"
     try:
         place.chmod(0o755)
-        made = subprocess.run(
-            ["debootstrap", "--variant=minbase", "--include=python3", release(), str(place / "image")],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=500,
-        )
+        command = ["debootstrap", "--variant=minbase", "--include=python3", release(), str(place / "image")]
+        try:
+            made = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+        except subprocess.TimeoutExpired:  # it loads a hundred packages: a slow network is no defect of hpcgpu
+            pytest.skip("debootstrap makes no image within 15 minutes")
         if made.returncode:
             pytest.skip(f"debootstrap cannot make an image: {made.stdout[-300:]}{made.stderr[-300:]}")
         home = place / "home"
