@@ -12,10 +12,12 @@ import pytest
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.queue_monitor import View, observe
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, Superseded
+from hpcgpu.manager import closing as closing_of_cluster
 from hpcgpu.manager import draining
 from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.cluster_phases import Kind, Ownership, Phase
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
+from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.walltime_margin import margin
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Close, DeleteGroup
@@ -361,3 +363,88 @@ async def test_workers_have_the_same_time_to_retire_when_an_operator_shortens_th
     assert "demo-0" in site.registry.active
     await site.passes(20)
     assert "demo-0" not in site.registry.active, "300 s before the end, as with 48 hours"
+
+
+async def test_only_a_job_all_of_whose_workers_are_named_is_released(tmp_path: Path) -> None:
+    site = Site(tmp_path, gpus=4)
+    await site.begin(2)
+    workers = worker_names.workers_of("demo-0", site.options.worker)
+    site.reconciler.scale_down(set(workers[:1]))
+    await site.settled()
+    assert set(site.registry.active) == {"demo-0", "demo-1"}
+    site.reconciler.scale_down(set(workers))
+    assert set(site.registry.active) == {"demo-1"}
+    await site.settled()
+
+
+async def test_a_cancel_that_the_queue_refused_can_be_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path)
+    dispatcher = site.state.dispatcher
+    job_id = await dispatcher.submit(tmp_path / "worker", name="demo-0", kind="worker")
+    with monkeypatch.context() as patch, pytest.raises(BatchUnavailable, match="permission denied"):
+        refuses(site, patch)
+        await dispatcher.cancel([job_id])
+    await dispatcher.cancel([job_id])
+    assert states(site) == [JobState.CANCELLED]
+
+
+async def test_a_job_whose_submit_is_under_way_at_the_close_is_cancelled_when_its_id_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path)
+    dispatcher, submit = site.state.dispatcher, site.queue.submit
+
+    def closed_meanwhile(*arguments: Any, **named: Any) -> str:
+        job_id = submit(*arguments, **named)
+        with pytest.raises(BatchUnavailable, match="the submission of demo-0 is still under way"):
+            dispatcher.cancel_all(0.0)
+        return job_id
+
+    monkeypatch.setattr(site.queue, "submit", closed_meanwhile)
+    await dispatcher.submit(tmp_path / "worker", name="demo-0", kind="worker")
+    assert states(site) == [JobState.CANCELLED]
+
+
+async def test_a_job_that_starts_just_before_its_cancel_is_released_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "_FINISHING_INTERVAL", 0.0)
+    site = await begun(tmp_path)
+    await site.scale(3)
+    [name] = [name for name, job in site.registry.active.items() if job.pending]
+    cancel = site.queue.cancel
+
+    def too_late(job_ids: Any, *, only_pending: bool = False) -> None:
+        if only_pending:
+            site.says(name, JobState.RUNNING, start=site.now)
+        cancel(job_ids, only_pending=only_pending)
+
+    monkeypatch.setattr(site.queue, "cancel", too_late)
+    await site.scale(2)
+    await site.passes(100)
+    assert states(site).count(JobState.RUNNING) == 2 and not any(job.draining for job in site.registry.worker_jobs)
+
+
+async def test_a_cluster_whose_jobs_still_end_at_the_close_does_not_count_as_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = await begun(tmp_path)
+    monkeypatch.setattr(closing_of_cluster, "CLOSE_TIMEOUT", 0.9)  # the first pause is longer
+    monkeypatch.setattr(site.queue, "cancel", lambda job_ids, *, only_pending=False: None)  # it takes its time
+    site.reconciler.order(Close())
+    site.state.closes()
+    closing = Closing(site.reconciler, quiet=True)
+    await closing.cancel()
+    await closing.wait()
+    closing.finish()
+    assert closing.left and not site.directory.closed
+    assert any("may still be in the queue" in text for text in site.warned)
+
+
+async def test_the_tasks_of_a_job_that_somebody_cancelled_are_not_blamed(tmp_path: Path) -> None:
+    site = await begun(tmp_path)
+    await site.ends("demo-0", JobState.CANCELLED)
+    await site.ends("demo-1", JobState.FAILED, exit_code=1)
+    assert {"demo-0", "demo-1"} == set(site.client.over) and site.client.blamed == ["demo-1"]
