@@ -22,7 +22,7 @@ from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.walltime_margin import margin
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Close, DeleteGroup
 from hpcgpu.store.contact import Contact
-from tests.unit.simulated import HOUR, Site
+from tests.unit.simulated import HOUR, Site, taken_over
 from tests.unit.test_reconciler import refuses
 
 
@@ -448,3 +448,12 @@ async def test_the_tasks_of_a_job_that_somebody_cancelled_are_not_blamed(tmp_pat
     await site.ends("demo-0", JobState.CANCELLED)
     await site.ends("demo-1", JobState.FAILED, exit_code=1)
     assert {"demo-0", "demo-1"} == set(site.client.over) and site.client.blamed == ["demo-1"]
+
+
+async def test_the_hours_of_an_earlier_job_count_for_each_of_its_gpus(tmp_path: Path) -> None:
+    site = Site(tmp_path, gpus=4)
+    await site.begin(1)
+    site.now += HOUR
+    await site.ends("demo-0", JobState.TIMEOUT)
+    other = await taken_over(site, tmp_path)
+    assert other.group.gpu_seconds(now=site.now) == pytest.approx(4 * HOUR, abs=60)

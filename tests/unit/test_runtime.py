@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
+import dask
 import psutil
 import pytest
 from distributed.protocol.pickle import dumps
@@ -1139,3 +1140,13 @@ async def test_a_single_job_whose_cluster_does_not_start_starts_no_program(
     assert await single.run(stops, FOREVER, program) == 128 + signal.SIGTERM
     assert "SIGTERM arrived while the job waited for the scheduler" in capfd.readouterr().err
     assert not (tmp_path / "started").exists()
+
+
+def test_a_lifetime_of_workers_in_the_user_s_own_configuration_does_not_end_those_of_a_job(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Listening(monkeypatch, Contact(token="", job_id="1", workers="tcp://10.0.0.1:1", client="tcp://10.0.0.1:1"))
+    environ: dict[str, str] = dict(dask_commands.os.environ) | {"DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION": "60s"}
+    monkeypatch.setattr(dask_commands.os, "environ", environ)
+    worker(OwnJob(job_id="17", name="demo-3"), directory)
+    assert dask.config.collect_env(environ)["distributed"]["worker"]["lifetime"]["duration"] is None
