@@ -32,6 +32,16 @@ def test_arguments_beat_the_system_s_section_which_beats_the_general_one_which_b
         assert resolve("local", {}).worker.queue == "general"
 
 
+def test_arguments_of_the_scheduler_job_beat_its_section() -> None:
+    with dask.config.set({"hpcgpu.slurm.scheduler": {"walltime": "1h", "queue": "section"}}):
+        scheduler = resolve("slurm", {"scheduler": {"walltime": "2h"}}).scheduler
+    assert scheduler is not None and (scheduler.walltime, scheduler.queue) == (7200, "section")
+
+
+def test_a_program_that_is_stopped_for_some_minutes_keeps_its_cluster_by_default() -> None:
+    assert resolve("slurm", {}).cluster.lease == 600
+
+
 def test_none_counts_as_not_given() -> None:
     with dask.config.set({"hpcgpu.slurm.queue": "configured"}):
         assert resolve("slurm", {"queue": None}).worker.queue == "configured"

@@ -210,6 +210,11 @@ def test_a_directive_is_skipped_with_its_dashes_or_without(system: str, skip: st
     assert gone not in directives(job_directives_skip=[skip])
 
 
+def test_the_gpus_of_all_nodes_are_requested_where_slurm_counts_those_of_the_job() -> None:
+    given = BASE | {"nodes_per_job": 2, "gpus_per_node": 4, "gpu_type": "a100", "gpu_request": "gpus"}
+    assert "#SBATCH --gpus=a100:8\n" in render("slurm", "worker", resolve("slurm", given), PLACE)
+
+
 @pytest.mark.parametrize(("system", "skip"), [("slurm", "memm"), ("slurm", "-n"), ("pbs", "-l mm"), ("pbs", "--mem")])
 def test_a_skip_that_leaves_nothing_out_is_refused(system: str, skip: str) -> None:
     with pytest.raises(
