@@ -75,6 +75,16 @@ async def _lose_one_of_two() -> None:
         assert await sent == 42
 
 
+async def lose_worker(scheduler: Scheduler, name: str) -> None:
+    """Start a worker, and break its connection once it has a task."""
+    async with Worker(scheduler.address, name=name) as worker:
+        while not scheduler.workers[worker.address].processing:
+            await asyncio.sleep(0.01)
+        worker.batched_stream.comm.abort()
+        while worker.address in scheduler.workers:
+            await asyncio.sleep(0.01)
+
+
 def test_a_task_fails_when_more_workers_have_crashed_under_it_than_are_allowed() -> None:
     with dask.config.set({"distributed.scheduler.allowed-failures": 1}):
         asyncio.run(_crash_three_times())
@@ -90,13 +100,8 @@ async def _crash_three_times() -> None:
         task = client.submit(wait_for, "never", key="task")
         for name, crashed in (("preempted", False), ("first", True), ("second", True)):
             assert task.status == "pending"
-            async with Worker(scheduler.address, name=name) as worker:
-                while not scheduler.workers[worker.address].processing:
-                    await asyncio.sleep(0.01)
-                worker.batched_stream.comm.abort()
-                while worker.address in scheduler.workers:
-                    await asyncio.sleep(0.01)
-                await extension.lost_workers.ended([name], [name] if crashed else [])
+            await lose_worker(scheduler, name)
+            await extension.lost_workers.ended([name], [name] if crashed else [])
         with pytest.raises(KilledWorker):
             await task
 
@@ -115,12 +120,7 @@ async def _crash_under_two_of_one_key() -> None:
         scheduler.add_plugin(extension)
         for name in ("first", "second"):
             task = client.submit(wait_for, "never", key="task")
-            async with Worker(scheduler.address, name=name) as worker:
-                while not scheduler.workers[worker.address].processing:
-                    await asyncio.sleep(0.01)
-                worker.batched_stream.comm.abort()
-                while worker.address in scheduler.workers:
-                    await asyncio.sleep(0.01)
+            await lose_worker(scheduler, name)
             await extension.lost_workers.ended([name], [name])
             assert scheduler.tasks["task"].state != "erred"
             task.release()
