@@ -10,7 +10,8 @@ import functools
 import hashlib
 import os
 import shlex
-from collections.abc import Sequence
+import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,8 @@ def render_bundle(system: str, options: Options, directory: Path) -> dict[str, s
         "worker_script": script_name(system, "worker"),
         "cls": found.cluster_class.partition(":")[2],
     }
-    environment = _environment(found, options)
     templates = {"launch.sh": "launch.sh.j2", "stop.sh": "stop.sh.j2", "README": "bundle/README.j2"}
-    return jobs | {name: environment.get_template(template).render(context) for name, template in templates.items()}
+    return jobs | {name: _rendered(found, options, template, context) for name, template in templates.items()}
 
 
 def render_single(system: str, options: Options, directory: Path, program: Sequence[str]) -> str:
@@ -192,11 +192,8 @@ def command(system: str, kind: str, options: Options, directory: Path) -> str:
     job = options.worker if kind == "worker" else options.scheduler
     assert job is not None
     found = system_registry.system(system)
-    text = (
-        _environment(found, options)
-        .get_template(f"{kind}_command.j2")
-        .render(_context(found, kind, options, directory), job=job, interpreter='"$python"')
-    )
+    context = _context(found, kind, options, directory) | {"job": job, "interpreter": '"$python"'}
+    text = _rendered(found, options, f"{kind}_command.j2", context)
     return text.replace('"$python"', shell_word(job.python)).replace('"$directory"', shell_word(directory)).strip()
 
 
@@ -211,21 +208,50 @@ def _job_script(
 ) -> str:
     syntax = system.scripts()
     directives = Directives(syntax, job.job_directives_skip, job.job_extra_directives)
-    text = (
-        _environment(system, options)
-        .get_template(f"{kind}.{system.suffix}.j2")
-        .render(
-            _context(system, kind, options, directory),
-            job=syntax.complete(job, directives),
-            script=script,
-            interpreter='"${staged[@]}"' if job.stage else '"$python"',
-            directive=directives.add,
-            further_directives=directives.further,
-            asked=directives.asked,
-            **own,
-        )
-    )
-    return _squeeze(text, syntax)
+    context = {
+        **_context(system, kind, options, directory),
+        "job": syntax.complete(job, directives),
+        "script": script,
+        "interpreter": '"${staged[@]}"' if job.stage else '"$python"',
+        "directive": directives.add,
+        "further_directives": directives.further,
+        "asked": directives.asked,
+        **own,
+    }
+    return _squeeze(_rendered(system, options, f"{kind}.{system.suffix}.j2", context), syntax)
+
+
+def _rendered(system: system_registry.System, options: Options, template: str, context: Mapping[str, Any]) -> str:
+    environment = _environment(system, options)
+    try:
+        return environment.get_template(template).render(context)
+    except jinja2.TemplateError as error:
+        own = options.cluster.template_directory
+        line = _line(error, own) if own else None
+        if line is None:  # a defect of hpcgpu or of a plugin, whose developers need the traceback
+            raise
+        problem = (error.message or "").removesuffix(".")
+        raise OptionError(
+            f"template_directory: {line}: {problem}. Correct it there: hpcgpu's own templates in "
+            f"{system_registry.common_templates()} show which names there are"
+        ) from error
+
+
+def _line(error: jinja2.TemplateError, directory: Path) -> str | None:
+    """Return the last line of a directory's templates that Jinja2 read; a syntax error is not in the traceback."""
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        steps = [(error.filename or "", error.lineno)]
+    else:
+        steps = [(step.filename, step.lineno or 0) for step in traceback.extract_tb(error.__traceback__)]
+    lines = [f"{file}, line {number}" for file, number in steps if Path(file).is_relative_to(directory)]
+    return lines[-1] if lines else None
+
+
+class _StrictUndefined(jinja2.StrictUndefined):
+    """An undefined name that also says so where a filter formats it: Jinja2's own is a TypeError there."""
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
 
 
 def _check_ownership(option: str, *paths: Path) -> None:
@@ -256,7 +282,7 @@ def _templates(directory: Path, syntax: str) -> jinja2.Environment:
     scripts: Syntax = system_registry.load(syntax)
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader([directory, system_registry.common_templates()]),
-        undefined=jinja2.StrictUndefined,
+        undefined=_StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         autoescape=False,

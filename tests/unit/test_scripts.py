@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import pytest
 
 from hpcgpu.batch import pbs, slurm
@@ -350,11 +349,26 @@ def test_own_templates_count_before_the_package_s(tmp_path: Path) -> None:
     assert "# my own preamble" in text and "exec " in text
 
 
-@pytest.mark.parametrize("name", ["walltme", "job.walltme"])
-def test_a_name_that_an_own_template_misspells_does_not_become_an_empty_text(name: str, tmp_path: Path) -> None:
-    (tmp_path / "env_prologue_container_stage.j2").write_text(f"# {{{{ {name} }}}}\n")
-    with pytest.raises(jinja2.UndefinedError, match="walltme"):
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("# {{ walltme }}", "'walltme' is undefined"),
+        ("# {{ job.walltme }}", "has no attribute 'walltme'"),
+        ("# {{ job.walltme | seconds }}", "has no attribute 'walltme'"),
+        ("# {{ job.python | shel }}", "No filter named 'shel'"),
+        ("# {% if job.python }", "unexpected '}'"),
+        ('{% include "prolog.j2" %}', "'prolog.j2' not found"),
+        ('{% include "directives.j2" %}', "'nodes' is undefined"),
+    ],
+)
+def test_an_error_in_an_own_template_names_its_file_and_its_line(line: str, problem: str, tmp_path: Path) -> None:
+    file = tmp_path / "env_prologue_container_stage.j2"
+    file.write_text(f"# mine\n\n{line}\n")
+    with pytest.raises(OptionError) as failed:
         render("slurm", "worker", resolve("slurm", BASE | {"template_directory": tmp_path}), PLACE)
+    said = str(failed.value)
+    assert said.startswith(f"template_directory: {file}, line 3: ") and problem in said
+    assert "Correct it there: hpcgpu's own templates in" in said and "show which names there are" in said
 
 
 @pytest.mark.parametrize("option", ["template_directory", "stage", "job_script_prologue"])
