@@ -21,7 +21,7 @@ from hpcgpu.existing_clusters.snapshot import Observer
 from hpcgpu.existing_clusters.stop import stop
 from hpcgpu.orders import change_size
 from tests.conftest import told
-from tests.helpers import CPU, GPU, command, printed
+from tests.helpers import CPU, GPU, command, kill_program, printed
 from tests.helpers import hpcgpu as hpcgpu_command
 
 Until = Callable[..., None]
@@ -149,6 +149,17 @@ def test_a_cluster_without_a_manager_is_scaled_and_left_to_itself(queue: LocalQu
     change_size.scale(locate("alone"), jobs=0)
     until(lambda: _of("alone").workers == 0, "the scheduler job no longer scales it")
     LocalGPUCluster.from_name("alone").close()
+
+
+def test_a_cluster_whose_program_died_has_no_lease_any_more_once_another_program_has_scaled_it(
+    queue: LocalQueue,
+) -> None:
+    kill_program(CPU | {"name": "orphan", "jobs": 1})
+    assert not _of("orphan").detached
+    done = hpcgpu_command("scale", "orphan", "--jobs", "0")
+    assert done.returncode == 0, done.stderr
+    assert _of("orphan").detached, "else its scheduler ends ten minutes later, with all results"
+    stop(locate("orphan"), queue)
 
 
 def _of(name: str) -> Snapshot:

@@ -77,6 +77,20 @@ def test_a_job_that_knows_its_end_asks_nobody(
     assert site.calls("squeue") == []
 
 
+def test_what_runs_on_workers_that_retire_by_themselves_may_finish_but_its_results_have_time_to_move(
+    slurm: Slurm, site: Site, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latest: list[float] = []
+
+    async def retire(job: Retirement, until: float) -> None:
+        latest.append(until)
+
+    monkeypatch.setattr(Retirement, "retire", retire)
+    end = clock.now + HOUR
+    a_job(slurm, SLURM_JOB_END_TIME=f"{end:.0f}")._watch()
+    assert latest == [end - 50], "a third of the time from the begin, 150 s before the end"
+
+
 def test_a_job_that_does_not_asks_the_queue_once_and_long_after_its_start(
     slurm: Slurm, site: Site, clock: Clock, retired: list[Retirement]
 ) -> None:

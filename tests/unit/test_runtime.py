@@ -341,6 +341,13 @@ async def test_a_scheduler_publishes_a_dashboard_that_others_reach_and_removes_i
         assert directory.contact() is None and not file.exists()
 
 
+async def test_workers_and_clients_get_the_address_of_their_own_listener(directory: ClusterDirectory) -> None:
+    async with Scheduler(host=["127.0.0.1", "127.0.0.2"], port=[0, 0], dashboard=False) as scheduler:
+        contact = scheduler_preload.publish(scheduler, directory, job_id="1", fabric="TCP")
+    assert contact.workers.startswith("tcp://127.0.0.1:"), "in their fast network"
+    assert contact.client.startswith("tcp://127.0.0.2:"), "in the network that login nodes reach"
+
+
 async def test_a_second_scheduler_that_started_at_the_same_time_ends_without_a_word_to_workers(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -1110,6 +1117,37 @@ async def test_a_single_job_ends_with_its_program_and_its_exit_code(
 ) -> None:
     assert await single.run(FOREVER, FOREVER, program) == code
     assert words in capfd.readouterr().err
+
+
+async def test_a_program_of_a_single_job_can_save_its_results_when_the_job_ends(
+    single: single_job.Single, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    program = f"trap 'touch {saved}; exit 0' TERM; kill -USR1 $PPID; sleep 500 & wait"
+    assert await single.run(FOREVER, FOREVER, ["sh", "-c", program]) == 128 + signal.SIGUSR1
+    assert saved.exists()
+
+
+def test_a_single_job_leaves_no_credentials_behind(
+    single: single_job.Single, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contact, made = single.directory.contact(), tmp_path / "single"
+    assert contact is not None
+
+    async def there(directory: ClusterDirectory) -> Contact:
+        directory.write("dashboard.token", "secret")
+        return contact
+
+    monkeypatch.setattr(single_job, "_scheduler_contact", there)
+    for name, value in {"HPCGPU_JOB_ID": "7", "HPCGPU_JOB_NAME": "single"}.items():
+        monkeypatch.setenv(name, value)
+    seen = tmp_path / "seen"
+    program = ["sh", "-c", f"find $HPCGPU_CLUSTER_DIRECTORY -name '*.key' -o -name '*.pem' -o -name '*.token' > {seen}"]
+    commands = [str(len(FOREVER)), *FOREVER, str(len(FOREVER)), *FOREVER, *program]
+    assert single_job.main(["--workers", "1", "--timeout", "60", "local", str(made), *commands]) == 0
+    secrets = [Path(line) for line in seen.read_text().splitlines()]
+    assert {path.name for path in secrets} == {"key.pem", "cert.pem", "ucx.key", "dashboard.token"}
+    assert not any(path.exists() for path in secrets)
 
 
 @pytest.mark.parametrize("ended", ["the scheduler", "the workers"])
