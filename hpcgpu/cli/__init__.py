@@ -32,7 +32,7 @@ from hpcgpu.cli.start_and_run import run, start
 from hpcgpu.cli.status import status
 from hpcgpu.cli.stop import stop
 from hpcgpu.cli.top import top
-from hpcgpu.posix.full_disk import cannot_be_written
+from hpcgpu.posix.full_disk import file_error
 from hpcgpu.posix.printable import printable
 
 
@@ -62,10 +62,7 @@ class _Group(click.Group):
         except OSError as error:  # a directory that cannot be made, a file that cannot be read
             if error.errno == errno.EPIPE:  # `| head`: click ends quietly
                 raise
-            words = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                words = cannot_be_written(error.filename or "", error)
-            raise click.ClickException(words) from error
+            raise click.ClickException(file_error(error)) from error
 
 
 @click.group("hpcgpu", cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

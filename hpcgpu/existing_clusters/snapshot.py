@@ -26,7 +26,7 @@ from hpcgpu.existing_clusters.query_jobs import ended_by_itself, looked_up, subm
 from hpcgpu.existing_clusters.unsubmitted_jobs import unfinished
 from hpcgpu.posix.threads import run
 from hpcgpu.runtime import dashboard_access
-from hpcgpu.runtime.scheduler_connection import no_answer, scheduler_of
+from hpcgpu.runtime.scheduler_connection import scheduler_of, unreachable
 from hpcgpu.scaling import worker_names
 from hpcgpu.store import saved_options
 from hpcgpu.store.contact import Contact
@@ -261,7 +261,7 @@ class Observer:
             try:
                 answer = run(_query(contact, directory))
             except (OSError, TimeoutError, ValueError) as error:  # a damaged address, or certificate
-                problem.append(f"the scheduler at {contact.client} does not answer: {no_answer(error)}")
+                problem.append(unreachable(f"the scheduler at {contact.client}", error))
         self._poll_soon(answer, now=now)
         # the report of a manager that has left is out of date
         manager = answer["manager"] if answer is not None and answer["manager"]["present"] else None

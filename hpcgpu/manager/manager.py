@@ -38,7 +38,7 @@ from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.scheduler_client import SchedulerClient, Workers
 from hpcgpu.manager.wait_for_workers import what_jobs_wait_for
 from hpcgpu.options.shared_options_and_defaults import Options, WorkerOptions
-from hpcgpu.runtime.scheduler_connection import no_answer
+from hpcgpu.runtime.scheduler_connection import no_answer, unreachable
 from hpcgpu.scaling.wanted_state import Close, Command, Detach
 from hpcgpu.software.compare_environments import EnvironmentCheck
 from hpcgpu.store import certificates_and_keys
@@ -282,8 +282,8 @@ class Manager:
         """Return why the cluster did not start, or was not taken over; for example, another program was faster."""
         state, reason = self.state, str(error) or repr(error)
         if state.ownership.attached:
-            silent = f"its scheduler does not answer: {no_answer(error)}" if isinstance(error, OSError) else reason
-            return f"Cluster {state.name} cannot be taken over: {silent}"
+            why = unreachable("its scheduler", error) if isinstance(error, OSError) else reason
+            return f"Cluster {state.name} cannot be taken over: {why}"
         try:
             state.dispatcher.check_manager()
             if state.dispatcher.directory.closing and not state.phase.closing:

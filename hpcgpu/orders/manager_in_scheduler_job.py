@@ -18,7 +18,7 @@ from hpcgpu.batch import batch_system
 from hpcgpu.errors import ClusterError, ClusterWarning, HpcgpuError
 from hpcgpu.existing_clusters.lookup import locate
 from hpcgpu.manager.manager import Manager
-from hpcgpu.runtime.scheduler_connection import no_answer, scheduler_of
+from hpcgpu.runtime.scheduler_connection import scheduler_of, unreachable
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Detach, apply
 from hpcgpu.store import saved_options
 from hpcgpu.store.contact import Contact
@@ -53,7 +53,7 @@ def in_scheduler_job(directory: ClusterDirectory, command: Adapt) -> str:
     try:
         problem = asyncio.run(asyncio.wait_for(_start(contact, directory), _TIMEOUT))
     except (OSError, TimeoutError) as error:
-        problem = f"its scheduler at {contact.client} does not answer: {no_answer(error)}"
+        problem = unreachable(f"its scheduler at {contact.client}", error)
     if problem:
         directory.want(earlier)
         raise ClusterError(

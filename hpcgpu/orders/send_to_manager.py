@@ -8,7 +8,7 @@ import time
 from hpcgpu.dask_scheduler.rpc_types import RequestAnswer
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import ClusterError
-from hpcgpu.runtime.scheduler_connection import no_answer, scheduler_of
+from hpcgpu.runtime.scheduler_connection import scheduler_of, unreachable
 from hpcgpu.scaling.wanted_state import Adapt, Scale, to_json
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
@@ -56,10 +56,8 @@ def _forwarded(directory: ClusterDirectory, contact: Contact, command: Scale | A
     try:
         answer = asyncio.run(_request(directory, contact, command))
     except (OSError, TimeoutError, ValueError) as error:  # ValueError: a damaged address, or certificate
-        raise ClusterError(
-            f"cluster {directory.path.name} cannot be changed now, because its scheduler at {contact.client} does not "
-            f"answer: {no_answer(error)}"
-        ) from error
+        why = unreachable(f"its scheduler at {contact.client}", error)
+        raise ClusterError(f"cluster {directory.path.name} cannot be changed now, because {why}") from error
     if answer["error"]:
         raise ClusterError(answer["error"])
     return answer["taken"]

@@ -60,6 +60,7 @@ def read(path: Path) -> bytes:
             break
         except OSError as error:
             if error.errno != errno.ESTALE or time.monotonic() > until or not _refresh_name(path):
+                error.filename = str(path)  # that of a failed read names no file
                 raise
         time.sleep(pause)
         pause *= 2

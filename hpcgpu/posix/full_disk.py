@@ -37,3 +37,10 @@ def cannot_be_written(
     """Return what a program cannot write, why, and what a user can do; `place` is empty if it is not known."""
     why = f"{error.strerror or error}. {_REMEDIES.get(error.errno or 0, otherwise)}"
     return f"{place} cannot be written: {why}" if place else why
+
+
+def file_error(error: OSError) -> str:
+    """Return which file an error is about and what is wrong; if its disk is full, also what a user can do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return cannot_be_written(error.filename or "", error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)

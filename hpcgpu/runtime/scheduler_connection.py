@@ -20,6 +20,7 @@ from hpcgpu.batch.queue_monitor import Monitor
 from hpcgpu.batch.reasons import OWN_CANCEL, cancel_of_ours, explain
 from hpcgpu.errors import BatchError, CertificateError, LaunchError
 from hpcgpu.fabric import certificate_errors
+from hpcgpu.posix.full_disk import file_error
 from hpcgpu.store import certificates_and_keys
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
@@ -167,6 +168,13 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, timeout:
             )
         time.sleep(pause)
         pause = min(1.0, pause * 1.2)
+
+
+def unreachable(scheduler: str, error: Exception) -> str:
+    """Return that a scheduler does not answer, and why; or which file failed before it was reached."""
+    if isinstance(error, OSError) and error.filename:  # an error of the network has none
+        return file_error(error)
+    return f"{scheduler} does not answer: {no_answer(error)}"
 
 
 def no_answer(error: BaseException) -> str:

@@ -32,6 +32,9 @@ class Files:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.rename(target)
+        except OSError as error:
+            error.filename = str(self.path)  # that of a full disk names no file
+            raise
         finally:
             temporary.unlink(missing_ok=True)
         return target

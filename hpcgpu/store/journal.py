@@ -221,8 +221,11 @@ class Journal(Files):
             if size and os.pread(descriptor, 1, size - 1) != b"\n":  # a full disk cut the last line short
                 line = b"\n" + line
             if os.write(descriptor, line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path / "journal.jsonl"))
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(descriptor)
+        except OSError as error:
+            error.filename = str(self.path)  # that of a full disk names no file
+            raise
         finally:
             os.close(descriptor)
 

@@ -1,9 +1,10 @@
-"""A job that fails because the disk of its log is full: the message says so, for the log cannot."""
+"""A full disk: what fails because of it says so, and which disk it is."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,30 +12,54 @@ import pytest
 
 from hpcgpu import ClusterError, LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
+from tests.conftest import live
 from tests.helpers import CPU
 
 
 @pytest.fixture
-def full(tmp_path: Path) -> Iterator[Path]:
-    """A directory whose disk is full."""
-    directory = tmp_path / "full"
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A directory that is a small disk."""
+    directory = tmp_path / "disk"
     directory.mkdir()
     if os.geteuid():
         pytest.skip("only root can mount a small disk")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "hpcgpu-full", str(directory)])
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "hpcgpu-full", str(directory)])
     if mounted.returncode:
         pytest.skip("no disk can be mounted here")
     try:
-        with pytest.raises(OSError), open(directory / "filler", "wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
         yield directory
     finally:
         subprocess.run(["umount", str(directory)], check=True)
 
 
-def test_the_message_says_that_the_disk_is_full(queue: LocalQueue, full: Path) -> None:
+def fill(disk: Path) -> Path:
+    """Fill a disk; return the file that takes the room."""
+    with pytest.raises(OSError), open(disk / "filler", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return disk / "filler"
+
+
+def test_the_message_says_that_the_disk_is_full(queue: LocalQueue, disk: Path) -> None:
+    fill(disk)
     with pytest.raises(ClusterError) as failed:
-        LocalGPUCluster(**CPU, log_directory=str(full))
+        LocalGPUCluster(**CPU, log_directory=str(disk))
     said = str(failed.value)
-    assert f"the disk of {full} is full, so its log may lack the reason. Log: {full}/" in said
+    assert f"the disk of {disk} is full, so its log may lack the reason. Log: {disk}/" in said
+
+
+def test_a_take_over_names_the_full_disk_and_does_not_blame_the_scheduler(queue: LocalQueue, disk: Path) -> None:
+    LocalGPUCluster(name="demo", cluster_directory=str(disk), **CPU).detach()
+    filler = fill(disk)
+    try:
+        with pytest.raises(ClusterError) as failed:
+            LocalGPUCluster.from_name(disk / "demo")
+        words = f"{disk}/demo cannot be written: No space left on device. Make room there"
+        assert str(failed.value) == f"Cluster demo cannot be taken over: {words}"
+        command = [sys.executable, "-P", "-m", "hpcgpu", "adapt", str(disk / "demo"), "--maximum-jobs", "1"]
+        adapted = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+        assert (adapted.returncode, adapted.stderr) == (1, f"Error: {words}\n")
+    finally:
+        filler.unlink()
+        LocalGPUCluster.from_name(disk / "demo").close()
+    assert live(queue) == []

@@ -19,8 +19,9 @@ from hpcgpu.client import connect
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
 from hpcgpu.existing_clusters.snapshot import Snapshot
+from hpcgpu.posix import checked_files
 from hpcgpu.posix.full_disk import cannot_be_written
-from hpcgpu.runtime.scheduler_connection import no_answer
+from hpcgpu.runtime.scheduler_connection import no_answer, unreachable
 from hpcgpu.store.contact import Contact
 
 
@@ -51,6 +52,15 @@ def test_a_scheduler_that_hangs_is_named_as_a_possible_cause() -> None:
     assert "stopped or stuck" in no_answer(TimeoutError())
     for late in (TimeoutError("after 3 s"), OSError("Timed out trying to connect to tls://n1:8786 after 30 s")):
         assert no_answer(late).startswith(f"{late}. Its process may be stopped or stuck")
+
+
+def test_a_file_that_cannot_be_read_is_not_a_scheduler_that_does_not_answer(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as missing:
+        checked_files.read(tmp_path / "ucx.key")
+    assert unreachable("its scheduler", missing.value) == f"{tmp_path}/ucx.key: No such file or directory"
+    assert unreachable("its scheduler", ConnectionRefusedError(111, "refused")).startswith(
+        "its scheduler does not answer"
+    )
 
 
 def test_who_connects_to_a_scheduler_that_hangs_is_told_so() -> None:
