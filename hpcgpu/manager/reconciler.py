@@ -382,6 +382,11 @@ class Reconciler:
     def _record_detach(self, wanted: Wanted) -> None:
         """Keep the wanted state of a detached cluster. Without the record, the jobs would end with this program."""
         state, directory = self.state, self.state.dispatcher.directory
+        if directory_exists(directory, state.dispatcher.token) is False:  # a write into an emptied one would succeed
+            raise ClusterError(
+                f"cluster {state.name} cannot be detached, because its directory {directory.path} was removed or "
+                "emptied, and its jobs end in some minutes. Save your results, and start a new cluster"
+            )
         try:
             directory.want(wanted)
         except OSError as error:

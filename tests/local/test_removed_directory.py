@@ -66,6 +66,20 @@ def test_a_program_cancels_the_jobs_of_its_cluster(
     cluster.close()
 
 
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_detach_that_nothing_can_record_is_an_error(queue: LocalQueue, emptied: bool) -> None:
+    cluster = LocalGPUCluster(name="lost", **CPU)
+    shutil.rmtree(cluster.directory.path)
+    if emptied:
+        cluster.directory.path.mkdir(mode=0o700)
+    words = f"cluster lost cannot be detached, because its directory {cluster.directory.path} was removed or emptied"
+    with pytest.raises(ClusterError, match=words):
+        cluster.detach()
+    assert cluster.status.name == "running" and len(live(queue)) == 1, "the program still has the cluster"
+    cluster.close()
+    assert not live(queue)
+
+
 def test_list_and_stop_find_the_jobs_in_the_queue(queue: LocalQueue, home: Path) -> None:
     for name in ("one", "two"):
         cluster = LocalGPUCluster(name=name, jobs=1, **CPU)
