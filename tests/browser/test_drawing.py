@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import drawing
@@ -261,3 +262,42 @@ def test_in_a_narrow_output_everything_wraps_and_nothing_is_cut(picture: Drawing
         "all => all.map((one) => one.getBoundingClientRect().right)"
     )
     assert max(ends) <= right <= width
+
+
+#: A page of a notebook that was saved: a picture of the cluster, and the place of the live view. No server is needed.
+SAVED = """<body><div id="place"></div><p id="picture">an old picture</p><script type="module">
+import { showStored } from "./static/stored.js";
+const [place, picture] = ["place", "picture"].map((name) => document.getElementById(name));
+window.end = showStored(place, picture, BEFORE, "/");
+</script></body>"""
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_an_old_picture_becomes_the_live_view_of_its_cluster_and_not_of_a_later_one_of_its_name(
+    one_page: Any, later: bool
+) -> None:
+    before = drawing.snapshot()
+    jobs = [dataclasses.replace(job, id=f"9{job.id}") for job in before.jobs] if later else before.jobs
+    newest = dataclasses.replace(before, jobs=jobs).as_json()
+    saved = {"name": before.name, "directory": before.directory, "jobs": [job.id for job in before.jobs]}
+
+    def answer(route: Any) -> None:
+        name = route.request.url.rpartition("/")[2]
+        if "/api/" in route.request.url:
+            route.fulfill(json=newest)
+        elif "/static/" in route.request.url:
+            route.fulfill(path=drawing.STATIC / name)
+        else:
+            route.fulfill(content_type="text/html", body=SAVED.replace("BEFORE", json.dumps(saved)))
+
+    one_page.route("http://notebook.test/**", answer)
+    try:
+        with one_page.expect_response("**/api/clusters/flights"):
+            one_page.goto("http://notebook.test/")
+        with one_page.expect_response("**/api/clusters/flights"):
+            pass  # it asks again, so the first answer has been shown
+        assert one_page.get_by_role("button", name="Stop").count() == (0 if later else 1)
+        assert one_page.get_by_text("an old picture").is_visible() is later
+    finally:
+        one_page.unroute("http://notebook.test/**")
+        one_page.goto("about:blank")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.queue_monitor import View, observe
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, Superseded
+from hpcgpu.jobs import scheduler_job
 from hpcgpu.manager import closing as closing_of_cluster
 from hpcgpu.manager import draining
 from hpcgpu.manager.closing import Closing
@@ -21,7 +23,9 @@ from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.walltime_margin import margin
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Close, DeleteGroup
+from hpcgpu.store import create_directory
 from hpcgpu.store.contact import Contact
+from tests.helpers import Clock
 from tests.unit.simulated import HOUR, Site, taken_over
 from tests.unit.test_reconciler import refuses
 
@@ -107,6 +111,26 @@ async def test_the_contact_of_an_earlier_scheduler_job_is_not_taken_for_that_of_
     with pytest.raises(ClusterError):  # it looks for a contact first
         await site.scheduler.wait_until_reachable()
     assert site.scheduler.contact is None
+
+
+async def test_a_scheduler_job_that_waited_long_in_the_queue_has_all_its_time_to_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, clock = await waiting(tmp_path), Clock()
+    steps = iter(["waits"] * 10 + ["runs", "starts", "publishes"])
+
+    async def passes(pause: float) -> None:
+        clock.sleep(site.scheduler.timeout / 3)
+        if (step := next(steps)) == "runs":
+            site.says("demo-scheduler", JobState.RUNNING, start=site.now)
+        elif step == "publishes":
+            site.directory.publish(contact(site, str(site.scheduler.job_id)))
+        await site.state.dispatcher.poll()
+
+    monkeypatch.setattr(scheduler_job, "time", clock)
+    monkeypatch.setattr(scheduler_job, "asyncio", SimpleNamespace(sleep=passes))
+    await site.scheduler.wait_until_reachable()
+    assert site.scheduler.contact is not None and not list(steps)
 
 
 @pytest.mark.parametrize("moment", ["before the queue has the job", "while the queue takes the job"])
@@ -441,6 +465,26 @@ async def test_a_cluster_whose_jobs_still_end_at_the_close_does_not_count_as_clo
     closing.finish()
     assert closing.left and not site.directory.closed
     assert any("may still be in the queue" in text for text in site.warned)
+
+
+@pytest.mark.parametrize("lost", ["the cluster", "its name"])
+async def test_a_close_does_nothing_to_a_cluster_that_another_program_has_or_to_a_later_one_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    site = await begun(tmp_path)
+    monkeypatch.setattr(closing_of_cluster, "CLOSE_TIMEOUT", 0.9)  # the first pause is longer
+    site.reconciler.order(Close())
+    site.state.closes()
+    closing, directory = Closing(site.reconciler, quiet=True), site.directory
+    if lost == "the cluster":
+        directory.take_over("another program")
+    else:
+        directory = create_directory.claim(directory.path, None, system="slurm")
+    await closing.cancel()
+    await closing.wait()
+    closing.finish()
+    assert directory.dashboard_token() and not directory.closing
+    assert states(site) == [JobState.RUNNING if lost == "the cluster" else JobState.CANCELLED] * 2
 
 
 async def test_the_tasks_of_a_job_that_somebody_cancelled_are_not_blamed(tmp_path: Path) -> None:
