@@ -26,6 +26,7 @@ from distributed.exceptions import WorkerStartTimeoutError
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError, SlurmGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import BatchError, BatchUnavailable, ClusterExists, ClusterWarning, SubmitRefused
+from hpcgpu.existing_clusters.lookup import locate
 from hpcgpu.existing_clusters.snapshot import snapshot
 from hpcgpu.manager.scheduler_client import SchedulerClient
 from hpcgpu.orders import manager_in_scheduler_job
@@ -217,8 +218,9 @@ def test_a_submit_refused_in_the_background_reaches_the_user(refusing: Refusing,
 def test_a_worker_job_refused_at_the_start_is_an_error_and_leaves_no_job(refusing: Refusing) -> None:  # row 8
     refusing.refuse = SubmitRefused("Slurm refused job 'x': Invalid account or account/partition combination specified")
     with pytest.raises(ClusterError, match="Invalid account or account/partition combination"):
-        LocalGPUCluster(jobs=1, **CPU)
+        LocalGPUCluster(name="refused", jobs=1, **CPU)
     assert live(refusing) == []
+    assert locate("refused").submits()[0].job_id, "the scheduler job was in the queue: its log and journal stay"
 
 
 def test_a_scheduler_that_cannot_start_is_an_error_with_its_log_and_leaves_no_job(queue: LocalQueue) -> None:  # row 8

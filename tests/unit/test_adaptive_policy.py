@@ -732,6 +732,20 @@ def test_a_budget_that_has_ended_brings_no_job_when_the_jobs_have_ended() -> Non
     assert decide([], demand, limits, after, now=10.0).submit == 1, "limits that the user sets anew begin anew"
 
 
+@pytest.mark.parametrize(("wanted", "submitted"), [(25, 0), (30, 1)])
+def test_a_job_that_ends_is_replaced_if_its_results_would_fill_more_than_half_of_the_memory_of_the_others(
+    wanted: int, submitted: int
+) -> None:
+    stays, ends = (idle("a", 0.0, wanted=wanted, memory=100.0), idle("b", 0.0, wanted=wanted, memory=100.0, leaves=1.0))
+    assert decide([stays, ends], Demand(), SIXTEEN, History(), now=100.0).submit == submitted
+
+
+def test_a_job_that_ends_uses_the_budget_as_long_as_it_runs() -> None:
+    limits, jobs = Limits(maximum=2, gpu_seconds=3600.0), [busy("a"), replace(busy("b"), retiring=True)]
+    assert not decide(jobs[:1], Demand(jobs=1, seconds=1e6), limits, History(gpu_seconds=3555.0), now=0.0).over
+    assert decide(jobs, Demand(jobs=1, seconds=1e6), limits, History(gpu_seconds=3555.0), now=0.0).over
+
+
 def test_a_job_that_could_not_run_for_long_within_the_budget_is_not_asked_for() -> None:
     limits = Limits(maximum=16, gpu_seconds=3600.0, gpus_per_job=4)
     assert decide([], Demand(jobs=16, seconds=1e6), limits, History(), now=0.0).submit == 3  # 300 s of 4 GPUs each

@@ -9,9 +9,12 @@ from typing import Any
 import dask
 import pytest
 from distributed.comm import listen
+from distributed.comm.addressing import parse_host_port
+from tornado.tcpclient import TCPClient
 
-from hpcgpu.fabric import authenticated_tcp
-from hpcgpu.fabric.ucx_authentication import ARGUMENT, OWN_HOST, VARIABLE
+from hpcgpu.errors import AuthenticationError
+from hpcgpu.fabric import authenticated_tcp, ucx_authentication
+from hpcgpu.fabric.ucx_authentication import ARGUMENT, OWN_HOST, VARIABLE, signed_address
 
 KEY = bytes(range(32))
 
@@ -57,4 +60,18 @@ async def test_who_has_the_key_may_not_use_plain_tcp(
         if of_process:
             patch.setenv(VARIABLE, str(tmp_path / "ucx.key"))
         listener = await listen("tcp://127.0.0.1", handle, require_encryption=False, **arguments)
+        listener.stop()
+
+
+async def test_a_proof_that_was_made_for_ucx_opens_no_tcp_connection() -> None:
+    authenticated_tcp.install()
+    listener = await listen("authenticated://127.0.0.1", handle, **{ARGUMENT: KEY})
+    host, port = parse_host_port(listener.contact_address.partition("://")[2])
+    stream = await TCPClient().connect(host, port)
+    try:
+        dialled = signed_address(*stream.socket.getpeername())
+        with pytest.raises(AuthenticationError):
+            await ucx_authentication.connect(authenticated_tcp._Stream(stream), KEY, dialled)
+    finally:
+        stream.close()
         listener.stop()

@@ -91,6 +91,16 @@ def test_a_client_of_an_address_takes_no_credentials_from_a_directory_that_other
             connect.security_for({"address": "tls://a:1"})
 
 
+def test_a_client_of_an_address_takes_only_the_credentials_of_the_cluster_that_has_it(
+    directory: ClusterDirectory,
+) -> None:
+    certificates_and_keys.create(directory)
+    directory.publish(Contact(token=directory.token(), job_id="7", workers="tls://a:1", client="tls://a:1"))
+    with dask.config.set({"hpcgpu.cluster-directory": str(directory.path.parent)}):
+        assert connect.security_for({"address": "tls://a:1"}) is not None
+        assert connect.security_for({"address": "tls://a:2"}) is None, "another cluster, or none of ours"
+
+
 def test_one_answer_that_leaves_a_job_out_is_not_believed(directory: ClusterDirectory) -> None:
     queue: Any = Queue(forgets={1})
     assert stop(directory, queue, sleep=lambda seconds: None) == []

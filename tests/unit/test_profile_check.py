@@ -15,7 +15,7 @@ from hpcgpu.batch.queues import Accounts, Machine, Queues, Rules
 from hpcgpu.batch.slurm.accounts import parse_associations, parse_config, parse_qos
 from hpcgpu.batch.slurm.queues import parse_partitions, parse_sinfo
 from hpcgpu.checks.check_profile import judge
-from hpcgpu.checks.queue_limits import Finding, judge_job
+from hpcgpu.checks.queue_limits import Finding, judge_job, refusals
 from hpcgpu.configuration.resolve import of_profile, resolve
 from hpcgpu.profiles import draft_profile
 from hpcgpu.profiles.site_profiles import Profile
@@ -423,6 +423,13 @@ def test_a_default_qos_that_may_lift_the_limit_is_no_failure() -> None:
     assert found(ME, "walltime", queue="debug", walltime="2h")[0] == "failure"
     grade, said, _ = found(machine, "walltime", queue="debug", walltime="2h")
     assert grade == "not checked" and "your default QOS may allow more" in said
+
+
+def test_a_plan_does_not_refuse_a_walltime_that_the_default_qos_may_allow() -> None:
+    job = resolve("slurm", {"queue": "debug", "walltime": "2h", "gpus_per_node": 4}).worker
+    machine = replace(ME, accounts=Accounts())
+    assert [one.option for one in refusals(job, machine, lambda: ACCOUNTS)] == ["walltime"]
+    assert refusals(job, machine, lambda: replace(ACCOUNTS, beyond=frozenset({"long"}))) == []
 
 
 def test_a_draft_prefers_whole_gpus_and_queues_that_an_account_of_the_user_may_use() -> None:

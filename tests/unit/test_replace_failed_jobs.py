@@ -53,6 +53,13 @@ def test_jobs_that_fail_in_a_row_are_tried_again_later_and_later_and_then_not_at
     assert not failures.paused and failures.next_try == 0
 
 
+def test_the_replacement_of_a_job_whose_workers_never_connected_avoids_its_node() -> None:
+    failures = Failures(restarts=5)
+    failures.job_ended(Outcome.NEVER_CONNECTED, "n7", now=0.0)
+    failures.job_ended(Outcome.FAILED, "n8", now=0.0)
+    assert failures.excluded == ["n7"], "the program of the user may have failed on the other"
+
+
 def test_walltime_and_preemption_are_no_failures() -> None:
     failures = Failures(restarts=0)
     for _ in range(100):
