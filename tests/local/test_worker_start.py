@@ -248,6 +248,8 @@ def plugin(value: str) -> NannyPlugin:
 
         def setup(self, nanny: Any) -> None:
             os.environ["SET_BY_A_PLUGIN"] = value
+            os.environ["SET_FOR_WORKERS"] = "by the job, for its nanny"
+            nanny.env["SET_FOR_WORKERS"] = value
 
     return Sets()
 
@@ -285,7 +287,8 @@ def test_a_forked_worker_gets_what_plugins_of_its_nanny_set_and_ends_as_a_spawne
             client.register_plugin(plugin(value), name=value)
             cluster.wait_for_workers(2)
             workers = client.run(process()).values()
-            assert [worker["environment"].get("SET_BY_A_PLUGIN") for worker in workers] == [value, value]
+            for name in ("SET_BY_A_PLUGIN", "SET_FOR_WORKERS"):
+                assert [worker["environment"].get(name) for worker in workers] == [value, value]
             assert all(worker["fork"] for worker in workers), log_of(cluster)
         client.submit(leave_things_open, str(home), pure=False).result()
         client.restart()

@@ -333,6 +333,13 @@ def test_a_name_may_hold_the_separator_and_a_reason_commas(slurm: Slurm, site: S
     assert slurm.find("a|b||c") == ["5"]
 
 
+def test_a_job_that_has_ended_is_not_found_by_its_name(slurm: Slurm, site: Site) -> None:
+    line = "{}|{}|n1|1700000000|1700003600|demo-0|None\n"
+    site.fault("squeue", before=line.format(5, "COMPLETED") + line.format(7, "FAILED"))
+    site.job(6, "RUNNING", j="demo-0")
+    assert slurm.find("demo-0") == ["6"], "the others may be of an earlier cluster of this name"
+
+
 def test_times_that_are_not_known_are_none(slurm: Slurm, site: Site) -> None:
     site.job(5, S="N/A", e="2026-01-01T00:00:00", N="(null)")
     status = slurm.poll(["5"])["5"]
