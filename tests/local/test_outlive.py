@@ -18,7 +18,7 @@ import pytest
 from distributed.exceptions import WorkerStartTimeoutError
 
 import hpcgpu
-from hpcgpu import ClusterError, LocalGPUCluster, NoCluster, SlurmGPUCluster
+from hpcgpu import ClusterError, LocalGPUCluster, NoCluster, OptionError, SlurmGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import BatchUnavailable, ClusterWarning
 from hpcgpu.existing_clusters.stop import stop
@@ -89,17 +89,21 @@ def test_a_cluster_whose_program_was_killed_is_taken_up(queue: LocalQueue) -> No
     assert live(queue) == []
 
 
-def test_worker_groups_come_back_with_their_options(queue: LocalQueue) -> None:
+def test_worker_groups_come_back_with_their_options_and_deleted_ones_do_not(queue: LocalQueue) -> None:
     cluster = LocalGPUCluster(name="groups", jobs=0, **CPU)
     cluster.add_worker_group("big", gpus_per_node=0, cores=1, resources={"MEMORY": 2}, jobs=1)
     cluster.wait_for_workers(1)
     cluster.detach()
-    with LocalGPUCluster.from_name("groups") as again:
-        again.wait_for_workers(1)
-        again.scale(jobs=2, worker_group="big")
-        again.wait_for_workers(2)
-        assert all(worker["resources"] == {"MEMORY": 2} for worker in again.scheduler_info["workers"].values())
-        assert again.options.worker.worker_resources() == ()
+    again = LocalGPUCluster.from_name("groups")
+    again.wait_for_workers(1)
+    again.scale(jobs=2, worker_group="big")
+    again.wait_for_workers(2)
+    assert all(worker["resources"] == {"MEMORY": 2} for worker in again.scheduler_info["workers"].values())
+    assert again.options.worker.worker_resources() == ()
+    again.delete_worker_group("big")
+    again.detach()
+    with LocalGPUCluster.from_name("groups") as third, pytest.raises(OptionError, match="no worker group named 'big'"):
+        third.scale(jobs=1, worker_group="big")
 
 
 def test_leaving_a_detached_cluster_again_leaves_its_jobs(queue: LocalQueue) -> None:

@@ -123,6 +123,11 @@ def test_without_the_token_no_handler_is_reached(port: int, path: str, headers: 
     assert answer.headers["Connection"] == "close" and not _Page.asked
 
 
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE", "OPTIONS"])
+def test_no_method_is_a_way_around_the_token(port: int, method: str) -> None:
+    assert ask(port, "/status", method).status == 403 and not _Page.asked
+
+
 @pytest.mark.parametrize(
     "path", ["//health", "/health/", "/health/../status", "/status#/health", "/%68ealth/../status", "/health;/status"]
 )

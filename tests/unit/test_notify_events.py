@@ -172,6 +172,24 @@ def test_a_command_that_hangs_then_has_only_the_seconds_that_the_end_waits(monke
     assert len(warned) == 1 and "was killed" in warned[0]
 
 
+def test_of_too_many_notices_the_newest_are_delivered() -> None:
+    delivered: list[str] = []
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def slow(notice: Notice) -> None:
+        begun.set()
+        assert may_go_on.wait(60)
+        delivered.append(notice.message)
+
+    notifier = Notifier(slow, delivered.append)
+    for number in range(200):
+        notifier.send(Notice(event="job_lost", cluster="demo", message=str(number), time=0.0))
+        assert begun.wait(60)
+    may_go_on.set()
+    notifier.finish(60)
+    assert delivered == ["0", *map(str, range(100, 200))]
+
+
 def test_a_function_that_raises_is_a_warning_and_others_are_still_told() -> None:
     told: list[Notice] = []
 

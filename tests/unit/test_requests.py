@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from pathlib import Path
 
 import pytest
 from distributed import Scheduler
@@ -12,7 +14,13 @@ from distributed.core import Status
 from hpcgpu.dask_scheduler import manager_lease, manager_requests
 from hpcgpu.dask_scheduler.manager_lease import ManagerLease
 from hpcgpu.dask_scheduler.manager_requests import Requests
+from hpcgpu.dask_scheduler.rpc_types import RequestAnswer
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
+from hpcgpu.errors import ClusterError
+from hpcgpu.orders import send_to_manager
+from hpcgpu.scaling.wanted_state import Scale
+from hpcgpu.store import create_directory
+from hpcgpu.store.contact import Contact
 
 
 async def test_a_request_is_answered_by_the_manager_that_takes_it() -> None:
@@ -55,6 +63,22 @@ async def test_only_the_last_manager_counts_as_present_and_may_end_the_scheduler
         assert not (await extension.state())["manager"]["present"]
         await extension.lease.end(2)
         await asyncio.wait_for(scheduler.finished(), 60)
+
+
+@pytest.mark.parametrize("error", ["", "there is no such group"])
+def test_what_the_manager_refuses_is_an_error_in_the_program_that_requested_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    directory = create_directory.claim(tmp_path / "demo", None)
+    directory.take_over("the manager")
+    directory.publish(Contact(token=directory.token(), job_id="1", workers="tls://a:1", client="tls://a:1"))
+
+    async def answered(*_: object) -> RequestAnswer:
+        return RequestAnswer(taken=True, error=error)
+
+    monkeypatch.setattr(send_to_manager, "_request", answered)
+    with pytest.raises(ClusterError, match=error) if error else contextlib.nullcontext():
+        assert send_to_manager.done_by_manager(directory, Scale("default", 2))
 
 
 async def test_a_request_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -251,6 +251,29 @@ def test_a_worker_whose_scheduler_job_is_gone_gives_up(
     assert 60 <= clock.now - began < 250, "after the grace period, not after the timeout"
 
 
+def test_the_state_of_a_scheduler_job_is_not_known_while_the_queue_does_not_answer(
+    directory: ClusterDirectory,
+) -> None:
+    class Queue(Slurm):
+        silent = False
+
+        def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+            if self.silent:
+                raise BatchUnavailable("squeue does not answer")
+            return {"17": JobStatus(job_id="17", state=JobState.PENDING, name="demo-scheduler")}
+
+    directory.intend("demo-scheduler", "scheduler")
+    directory.submitted("demo-scheduler", "17")
+    queue = Queue()
+    watch = scheduler_connection.SchedulerWatch(directory, queue)
+    status = watch.poll(now=0.0)
+    assert status is not None and status.state is JobState.PENDING
+    queue.silent = True
+    assert watch.poll(now=1000.0) is None and watch.error == "squeue does not answer"
+    queue.silent = False
+    assert watch.poll(now=2000.0) is not None and not watch.error
+
+
 def test_a_contact_of_another_cluster_is_not_believed(directory: ClusterDirectory) -> None:
     contact = Contact(token="somebody else's", job_id="1", workers="tls://a:1", client="tls://a:2")
     directory.publish(contact)
