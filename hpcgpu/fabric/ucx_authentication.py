@@ -326,10 +326,7 @@ def _listener() -> Any:
                     await ucx_memory.within(TIMEOUT, accept(comm.ep, key, own), comm.abort)
                 except (AuthenticationError, *_broken()) as error:
                     if stranger in self._strangers:  # else there were too many, which is logged already
-                        why = str(error) or (
-                            "the peer sent nothing" if isinstance(error, TimeoutError) else type(error).__name__
-                        )
-                        self._strangers.refuse(f"{peer} to {comm.local_address}", why)
+                        self._strangers.refuse(f"{peer} to {comm.local_address}", ucx_memory.why_refused(error))
                     comm.abort()
                     raise CommClosedError("not authenticated") from error
                 finally:

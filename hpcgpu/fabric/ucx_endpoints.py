@@ -72,7 +72,7 @@ def query(endpoint: Any) -> Endpoint:
 
     Parameters
     ----------
-    endpoint : ucxx.Endpoint
+    endpoint : ucxx.Endpoint, or the UCXEndpoint inside it
 
     Returns
     -------
@@ -81,7 +81,7 @@ def query(endpoint: Any) -> Endpoint:
     """
     library = _library()
     try:
-        handle = int(endpoint.ucp_endpoint)
+        handle = int(getattr(endpoint, "ucp_endpoint", None) or endpoint.handle)
     except (AttributeError, TypeError):
         return Endpoint()
     if library is None or not handle or not endpoint.alive:

@@ -18,6 +18,8 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from hpcgpu.fabric import ucx_endpoints
+
 _T = TypeVar("_T")
 
 #: Nanoseconds that ucxx waits for UCX's thread when it closes a connection, as its own `Endpoint.abort` does.
@@ -89,8 +91,16 @@ def _ended(task: asyncio.Task[Any]) -> None:
         task.exception()  # else asyncio logs that nobody has asked for it
 
 
+def why_refused(error: Exception) -> str:
+    """Return why a connection that came was refused, for the log."""
+    return str(error) or ("the peer sent nothing" if isinstance(error, TimeoutError) else type(error).__name__)
+
+
 def exchange_tags_safely(limit: float) -> None:
     """Let ucxx exchange the tags of new connections without freeing a buffer too early.
+
+    A peer that does not exchange them is logged as one that does not authenticate itself. ucxx would log a traceback
+    for each, and a port scan could fill the disk; it logs nothing if its coroutine is cancelled.
 
     Parameters
     ----------
@@ -99,10 +109,20 @@ def exchange_tags_safely(limit: float) -> None:
     """
     from ucxx._lib_async import application_context, exchange_peer_info, listener
 
+    from hpcgpu.fabric.unauthenticated_connections import Refusals
+
+    refusals = Refusals()
     unlimited = functools.partial(exchange_peer_info.exchange_peer_info, connect_timeout=None)
 
     async def exchange(endpoint: Any, msg_tag: int, listener: bool, connect_timeout: float = 5) -> dict[str, int]:
         close = functools.partial(endpoint.close_blocking, _CLOSE, max_attempts=1)
-        return await within(limit, unlimited(endpoint, msg_tag, listener), close)
+        peer = ucx_endpoints.query(endpoint).peer or "an unknown address" if listener else ""
+        try:
+            return await within(limit, unlimited(endpoint, msg_tag, listener), close)
+        except Exception as error:
+            if not listener:
+                raise
+            refusals.log(peer, why_refused(error))
+            raise asyncio.CancelledError from error
 
     application_context.exchange_peer_info = listener.exchange_peer_info = exchange

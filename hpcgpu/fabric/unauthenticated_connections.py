@@ -61,7 +61,7 @@ def time_limit() -> float:
 
 
 class Refusals:
-    """Decides which refused connections are logged: ten within a minute."""
+    """Logs refused connections: ten within a minute."""
 
     def __init__(self) -> None:
         self._until, self._lines, self._left_out = 0.0, 0, 0
@@ -82,6 +82,13 @@ class Refusals:
         self._lines += 1
         before, self._left_out = self._left_out, 0
         return before
+
+    def log(self, address: str, why: str) -> None:
+        """Log why a connection was refused, unless many were refused just now."""
+        before = self.count(time.monotonic())
+        if before is not None:
+            more = f" ({before} more were refused since the last message)" if before else ""
+            logger.warning("refused a connection from %s: %s%s", address, why, more)
 
 
 class Strangers:
@@ -124,10 +131,7 @@ class Strangers:
 
     def refuse(self, address: str, why: str) -> None:
         """Log why a connection was refused, unless many were refused just now."""
-        before = self._refusals.count(time.monotonic())
-        if before is not None:
-            more = f" ({before} more were refused since the last message)" if before else ""
-            logger.warning("refused a connection from %s: %s%s", address, why, more)
+        self._refusals.log(address, why)
 
     def hold_back(self, sockets: Iterable[socket.socket]) -> list[socket.socket]:
         """Return these listening sockets as sockets that accept few connections in one turn of the event loop."""

@@ -395,7 +395,7 @@ USES: tuple[Use, ...] = (
         "ucxx._lib_async.listener.exchange_peer_info",
         "ucxx",
         Kind.REPLACED,
-        "keeps the buffer of a connection that gives up until UCX no longer writes to it",
+        "keeps the buffer of a connection that gives up until UCX no longer writes to it, and limits what is logged",
         ("hpcgpu.fabric.ucx_memory",),
         "test_ucx_connections_exchange_tags_by_the_function_that_hpcgpu_replaces",
     ),
