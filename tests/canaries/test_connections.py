@@ -214,13 +214,12 @@ async def test_ucx_connections_exchange_tags_by_the_function_that_hpcgpu_replace
 
 @canary
 async def test_a_client_whose_scheduler_closes_waits_until_hpcgpu_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def breaks(client: Client, *arguments: Any) -> None:
+    async def breaks(**_: Any) -> None:
         client.scheduler_comm.comm.abort()
         raise CommClosedError("Stream is closed")
 
-    for name in ("_reconnect", "_handle_report"):  # put back at the end
+    for name in ("_reconnect", "_handle_report", "_gather_remote"):  # put back at the end
         monkeypatch.setattr(Client, name, getattr(Client, name))
-    monkeypatch.setattr(Client, "_gather_remote", breaks)
 
     async def why() -> str:
         return "job 7 was preempted"
@@ -244,6 +243,8 @@ async def test_a_client_whose_scheduler_closes_waits_until_hpcgpu_says_why(monke
     client, scheduler, results = await waiting()
     async with Worker(scheduler.address, nthreads=1, dashboard=False):
         await client.scatter({"sent": 1})
+        # below what hpcgpu replaces, because an earlier test of this process may have let it do so
+        monkeypatch.setattr(client.scheduler, "gather", breaks, raising=False)
         with pytest.raises(FutureCancelledError, match=r"a result cancelled for reason: the scheduler is gone.\njob 7"):
             await asyncio.wait_for(client.gather(Future("sent", client)), TIMEOUT)
     results.cancel()
