@@ -14,6 +14,9 @@ from hpcgpu.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
     from hpcgpu.client.connect import connect as connect
+    from hpcgpu.client.hold import HeldWorker as HeldWorker
+    from hpcgpu.client.hold import HeldWorkers as HeldWorkers
+    from hpcgpu.client.hold import hold as hold
     from hpcgpu.cluster.gpucluster import GPUCluster as GPUCluster
     from hpcgpu.cluster.system_classes import LocalGPUCluster as LocalGPUCluster
     from hpcgpu.cluster.system_classes import PBSGPUCluster as PBSGPUCluster
@@ -29,6 +32,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "GPUCluster": "hpcgpu.cluster.gpucluster",
     "GPUInfo": "hpcgpu.existing_clusters.snapshot",
+    "HeldWorker": "hpcgpu.client.hold",
+    "HeldWorkers": "hpcgpu.client.hold",
     "JobInfo": "hpcgpu.display.job_info",
     "LocalGPUCluster": "hpcgpu.cluster.system_classes",
     "PBSGPUCluster": "hpcgpu.cluster.system_classes",
@@ -36,12 +41,15 @@ _HOMES = {
     "SlurmGPURunner": "hpcgpu.runner",
     "Snapshot": "hpcgpu.existing_clusters.snapshot",
     "connect": "hpcgpu.client.connect",
+    "hold": "hpcgpu.client.hold",
     "snapshot": "hpcgpu.existing_clusters.snapshot",
 }
 
 __all__ = [
     "GPUCluster",
     "GPUInfo",
+    "HeldWorker",
+    "HeldWorkers",
     "JobInfo",
     "LocalGPUCluster",
     "PBSGPUCluster",
@@ -50,6 +58,7 @@ __all__ = [
     "Snapshot",
     "__version__",
     "connect",
+    "hold",
     "snapshot",
 ]
 __all__ += errors.__all__

@@ -242,6 +242,8 @@ def _fabric_lines(where: str, found: JobReport) -> Iterator[Line]:
     )
     if found.get("container_warning"):
         yield Line(where, "InfiniBand in the container", "warning", found["container_warning"])
+    if found["kind"] == "worker" and (collectives := found.get("collectives")):
+        yield Line(where, "collectives", "ok", collectives)
     limit = node.locked_memory
     yield Line(where, "locked memory", "ok", "no limit" if limit is None else f"at most {limit // 1024} KiB")
 

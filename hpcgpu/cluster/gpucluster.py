@@ -6,16 +6,18 @@ This module starts, attaches, scales and detaches. `hpcgpu.cluster.cluster_inspe
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from distributed import Client
 from distributed.deploy.spec import NoOpAwaitable
 
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem
+from hpcgpu.client.hold import Hold, check_number
 from hpcgpu.cluster import notebook
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
 from hpcgpu.cluster.cluster_inspection import ClusterInspection
@@ -29,6 +31,7 @@ from hpcgpu.manager.cluster_phases import Ownership
 from hpcgpu.manager.manager import Manager
 from hpcgpu.manager.notify import Callbacks
 from hpcgpu.manager.reconciler import CLOSE_TIMEOUT
+from hpcgpu.options import values
 from hpcgpu.options.method_arguments import checked
 from hpcgpu.options.shared_options_and_defaults import DEFAULT, Options
 from hpcgpu.scaling import sizes_to_jobs
@@ -244,6 +247,54 @@ class GPUCluster(ClusterInspection):
         if not self.asynchronous:
             super().close()  # this program has left the cluster, so this ends only the event loop
         return detached
+
+    # Work that is not tasks
+
+    def hold(
+        self,
+        n_workers: int | None = None,
+        *,
+        jobs: int | None = None,
+        resources: Mapping[str, float] | None = None,
+        timeout: float | str | None = None,
+    ) -> Hold:
+        """Hold workers for a block of a program: ``with cluster.hold(8) as workers:``. See `hpcgpu.hold`.
+
+        A cluster that adapts requests the jobs for it. If the end of a job's walltime is known, it is shown before the
+        block begins.
+
+        Parameters
+        ----------
+        n_workers : int, optional
+        jobs : int, optional
+            The workers of so many jobs of the default group.
+        resources : mapping, optional
+            The Dask resources that each of them must have. Default: workers with a GPU.
+        timeout : number or str, optional
+            Seconds to wait, or a text with a unit. Default: none; the queue may take days.
+
+        Raises
+        ------
+        OptionError
+            A value that is not allowed, or neither or both of `n_workers` and `jobs`.
+        ClusterError
+            The cluster will not have so many workers, or a worker was lost.
+        TimeoutError
+            Not so many workers were free within `timeout`.
+        """
+        if (n_workers is None) == (jobs is None):
+            raise OptionError("hold: write either n_workers or jobs")
+        check_number(*(("n_workers", n_workers) if jobs is None else ("jobs", jobs)))
+        self._check_usable()
+        number = n_workers or (jobs or 0) * self.options.worker.workers_per_job
+        return Hold(
+            Client(self, asynchronous=self.asynchronous, set_as_default=False),
+            number,
+            resources=resources,
+            timeout=None if timeout is None else values.time_limit("hold: timeout", timeout),
+            quiet=self.options.cluster.quiet,
+            closes=True,
+        )
 
     # Scaling
 

@@ -38,12 +38,37 @@ class WaitingWork(TypedDict):
     seconds: float
 
 
+class HoldSize(TypedDict):
+    """A set of workers that a program holds or waits for."""
+
+    workers: int
+    #: What each of them must have; empty: a GPU.
+    resources: dict[str, float]
+
+
+class HeldWorkerInfo(TypedDict):
+    """A worker that a program holds, and its place among the workers of the set."""
+
+    address: str
+    name: str
+    #: As `hpcgpu.runtime.job_identity.JobIdentity`; empty if a person started the worker.
+    job: dict[str, Any]
+    node: str
+    #: The address of its node in the network of the workers.
+    host: str
+    #: Its number among all workers of the set, and among those on its node.
+    rank: int
+    local_rank: int
+    world_size: int
+
+
 class Load(TypedDict):
     """The load of the cluster."""
 
     #: By the worker's name.
     workers: dict[str, WorkerLoad]
     waiting: list[WaitingWork]
+    holds: list[HoldSize]
 
 
 class WorkerRuns(TypedDict):
@@ -53,6 +78,8 @@ class WorkerRuns(TypedDict):
     calls: list[str]
     #: Keys of the tasks.
     tasks: list[str]
+    #: Whether a program holds the worker.
+    held: bool
 
 
 class Changes(TypedDict):
@@ -68,10 +95,11 @@ class Changes(TypedDict):
 
 
 class LoadChanges(TypedDict):
-    """The answer of ``hpcgpu_load``: the loads of workers by name, and all waiting work."""
+    """The answer of ``hpcgpu_load``: the loads of workers by name, all waiting work, and the sets that are held."""
 
     workers: Changes
     waiting: list[WaitingWork]
+    holds: list[HoldSize]
 
 
 class WorkerChanges(TypedDict):

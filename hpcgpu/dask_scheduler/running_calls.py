@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import pickletools
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +36,12 @@ class Calls:
     ----------
     scheduler : distributed.Scheduler
         Its method `broadcast` is replaced: `Scheduler.proxy` and plugins use it too.
+    held : callable
+        Whether a program holds a worker. That counts as a call.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, held: Callable[[WorkerState], bool] = lambda ws: False) -> None:
+        self.scheduler, self._held = scheduler, held
         #: The names of the calls that were passed on to each worker and are not answered yet.
         self._forwarded: dict[str, list[str]] = {}
         self._broadcast = scheduler.broadcast
@@ -47,7 +50,7 @@ class Calls:
 
     def running(self, ws: WorkerState) -> int:
         """Return how many calls a worker runs, as far as the scheduler knows."""
-        return len(self.names(ws))
+        return len(self.names(ws)) + self._held(ws)
 
     def names(self, ws: WorkerState) -> list[str]:
         """Return the names of the calls that a worker runs; a name is empty if only the worker knows it."""

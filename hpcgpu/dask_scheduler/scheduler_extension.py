@@ -23,6 +23,7 @@ from tornado.ioloop import PeriodicCallback
 
 from hpcgpu.dask_scheduler import data_recipients, lost_results, tasks_waiting_for_resources
 from hpcgpu.dask_scheduler.answer_changes import Sent
+from hpcgpu.dask_scheduler.held_workers import Holds
 from hpcgpu.dask_scheduler.lost_workers_as_failures import CHARGEABLE, LostWorkers
 from hpcgpu.dask_scheduler.manager_lease import ManagerLease
 from hpcgpu.dask_scheduler.manager_requests import Requests
@@ -125,12 +126,14 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._leaving_since: dict[str, float] = {}
         self._sent_workers, self._sent_loads = Sent(), Sent()
         self._shared: dict[str, Any] = {}
-        self.calls = Calls(scheduler)
+        self.holds = Holds(scheduler)
+        self.calls = Calls(scheduler, self.holds.held)
         self.usage = Usage(scheduler, self.calls)
         self.repeated = (
             PeriodicCallback(lambda: tasks_waiting_for_resources.move_waiting(scheduler), _MOVES * 1000),
             PeriodicCallback(self.lost_workers.remove_silent, _REMOVALS * 1000),
             PeriodicCallback(self.see_work, _WORK * 1000),
+            PeriodicCallback(self.holds.assign, _WORK * 1000),
             self.calls.silent,
         )
         scheduler.handlers |= self._handlers()
@@ -146,6 +149,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_running": self.running,
             "hpcgpu_unfinished": self.unfinished,
             "hpcgpu_runs": self.runs,
+            "hpcgpu_hold": self.holds.hold,
             "hpcgpu_refuse_tasks": self.refuse_tasks,
             "hpcgpu_resume": self.resume,
             "hpcgpu_ended": self.lost_workers.ended,
@@ -215,6 +219,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     def remove_worker(self, scheduler: Scheduler, worker: str, **about: Any) -> None:
         """Report that a worker has left."""
         self._stream.report("remove", worker)
+        self.holds.removed(worker)
 
     async def workers(self, known: str = "") -> WorkerChanges:
         """Return the workers: only the changes since the version that the manager has."""
@@ -263,7 +268,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             )
             for ws in fits
         }
-        return LoadChanges(workers=self._sent_loads.changed_since(workers, known), waiting=self._waiting())
+        return LoadChanges(
+            workers=self._sent_loads.changed_since(workers, known), waiting=self._waiting(), holds=self.holds.sizes()
+        )
 
     def _waiting(self) -> list[WaitingWork]:
         kinds: dict[tuple[tuple[str, float], ...], list[float]] = {}
@@ -309,7 +316,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         wanted = set(names)
         return {
             str(ws.name): WorkerRuns(
-                calls=self.calls.names(ws), tasks=[str(ts.key) for ts in itertools.islice(ws.processing, _SAMPLE)]
+                calls=self.calls.names(ws),
+                tasks=[str(ts.key) for ts in itertools.islice(ws.processing, _SAMPLE)],
+                held=self.holds.held(ws),
             )
             for ws in self.scheduler.workers.values()
             if str(ws.name) in wanted

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from hpcgpu.dask_scheduler.rpc_types import Load, WaitingWork, WorkerLoad
+from hpcgpu.dask_scheduler.rpc_types import HoldSize, Load, WaitingWork, WorkerLoad
 from hpcgpu.jobs.worker_group import WorkerGroup
 from hpcgpu.scaling import sizes_to_jobs
 from hpcgpu.scaling.policy_data import Demand
@@ -33,7 +33,11 @@ def demands(load: Load, groups: Iterable[WorkerGroup]) -> dict[str, Demand]:
     for kind in load["waiting"]:
         if able := next((group for group in listed if group.can_run(kind["resources"])), None):
             waiting[able.name].append(kind)
-    return {group.name: _demand(group, load["workers"], waiting[group.name]) for group in listed}
+    held: dict[str, int] = {group.name: 0 for group in listed}
+    for size in load["holds"]:
+        if able := next((group for group in listed if _can_be_held(group, size)), None):
+            held[able.name] += size["workers"]
+    return {group.name: _demand(group, load["workers"], waiting[group.name], held[group.name]) for group in listed}
 
 
 class _Work(NamedTuple):
@@ -52,7 +56,12 @@ class _Work(NamedTuple):
         return self.seconds * self.late / self.tasks if self.late else 0.0
 
 
-def _demand(group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iterable[WaitingWork]) -> Demand:
+def _can_be_held(group: WorkerGroup, size: HoldSize) -> bool:
+    """Whether a program can hold workers of a group in a set of this kind."""
+    return group.can_run(size["resources"]) and bool(size["resources"] or group.options.gpus_per_node)
+
+
+def _demand(group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iterable[WaitingWork], held: int) -> Demand:
     there = [
         workers[name] for job in group.jobs if not job.draining for name in job.workers.values() if name in workers
     ]
@@ -76,6 +85,7 @@ def _demand(group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iter
         waiting=sum(each.late_seconds / each.at_once for each in work) / group.options.workers_per_job,
         task=sum(each.late_seconds for each in work) / late if late else 0.0,
         memory=math.ceil(len(there) / group.options.workers_per_job) + 1 if _is_full(there, tasks) else 0,
+        held=math.ceil(held / group.options.workers_per_job),
     )
 
 

@@ -207,10 +207,12 @@ class Drainer:
             there = [(name, runs[name]) for name in job.workers.values() if name in runs]
             calls = [(name, call) for name, each in there for call in each["calls"]]
             tasks = [task for _, each in there for task in each["tasks"]]
-            if late or (calls and not tasks):
+            held = any(each["held"] for _, each in there)
+            if late or (calls and not tasks and not held):  # the program that holds workers ends some time
                 over.append(job)
-                if calls or tasks:
-                    messages.append(_ended_under(job, calls, tasks, why, self.state.now - began))
+                holds = [name for name, each in there if each["held"]]
+                if calls or tasks or holds:
+                    messages.append(_ended_under(job, calls, tasks, holds, why, self.state.now - began))
         for message in messages[:_NAMED]:
             self.state.messages.warn(message)
         if (others := len(messages) - _NAMED) > 0:
@@ -282,18 +284,25 @@ class Drainer:
                 job.group.kept += 1
 
 
-def _ended_under(job: WorkerJob, calls: list[tuple[str, str]], tasks: list[str], why: Drain, waited: float) -> str:
+def _ended_under(  # what runs on a job, and why it ends
+    job: WorkerJob, calls: list[tuple[str, str]], tasks: list[str], holds: list[str], why: Drain, waited: float
+) -> str:
     """Return a message: which work still runs on a job that ends, and why the drain does not wait for it."""
     reasons = {Drain.WALLTIME: "its walltime ends", Drain.BUDGET: "the budget of GPU hours is used up"}
     named = [f"a call of `{call}` on worker {name}" if call else f"a call on worker {name}" for name, call in calls]
-    parts = [*named[:_NAMED], *[f"task {task}" for task in tasks[:_NAMED]]]
-    others = len(calls) + len(tasks) - len(parts)
+    held = [f"worker {name} that a program holds" for name in holds]
+    parts = [*named[:_NAMED], *[f"task {task}" for task in tasks[:_NAMED]], *held[:_NAMED]]
+    others = len(calls) + len(tasks) + len(holds) - len(parts)
     what = ", ".join([*parts, f"{others} more"] if others > 0 else parts)
     after = "" if why in reasons else f" after {duration(waited)}"
     ends = f"worker job {job.job_id} ({job.name}) ends although work runs on it{after}"
     if why in reasons:
         ends += f", as {reasons[why]}"
-    follows = [*["Calls fail"][: len(calls)], *["Tasks run again on other workers"][: len(tasks)]]
+    follows = [
+        *["Calls fail"][: len(calls)],
+        *["The program gets an error"][: len(holds)],
+        *["Tasks run again on other workers"][: len(tasks)],
+    ]
     return f"{ends}: {what}. {'. '.join(follows)}"
 
 

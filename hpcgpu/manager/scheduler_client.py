@@ -76,7 +76,7 @@ class SchedulerClient:
         self._comm: Any = None
         self._stream: asyncio.Task[None] | None = None
         self._workers, self._loads = Known(), Known()
-        self._load = Load(workers={}, waiting=[])
+        self._load = Load(workers={}, waiting=[], holds=[])
 
     @property
     def address(self) -> str:
@@ -157,8 +157,9 @@ class SchedulerClient:
     async def load(self) -> Load:
         """Return the load."""
         answer: LoadChanges = await asyncio.wait_for(self.rpc.hpcgpu_load(known=self._loads.version), _TIMEOUT)
-        if self._loads.update(answer["workers"]) or answer["waiting"] != self._load["waiting"]:
-            self._load = Load(workers=self._loads.values, waiting=answer["waiting"])
+        waiting, holds = answer["waiting"], answer["holds"]
+        if self._loads.update(answer["workers"]) or (waiting, holds) != (self._load["waiting"], self._load["holds"]):
+            self._load = Load(workers=self._loads.values, waiting=waiting, holds=holds)
         return self._load
 
     async def environment(self, timeout: float) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.cuda_visible_devices import VARIABLE
 from hpcgpu.errors import LaunchError
-from hpcgpu.fabric import interface_addresses, protocol_and_interface, ucx_authentication
+from hpcgpu.fabric import collectives_interface, interface_addresses, protocol_and_interface, ucx_authentication
 from hpcgpu.runtime import cpu_affinity, preemption
 from hpcgpu.runtime.before_walltime import Retirement
 from hpcgpu.runtime.scheduler_connection import wait_for_scheduler
@@ -64,10 +64,11 @@ def worker_command(
     if contact.workers.startswith("ucx"):
         ucx_authentication.install()  # for the nannies, which run in this process
         set_ucx_defaults()
+    host = contact.workers.split("://", 1)[1].rpartition(":")[0].strip("[]")
+    os.environ.update(collectives_interface.variables(os.environ, interface, host))
     if interface:
         command += ["--interface", interface]
     elif contact.workers.startswith("authenticated"):  # Dask itself does this for tcp and tls
-        host = contact.workers.split("://", 1)[1].rpartition(":")[0].strip("[]")
         os.environ[ucx_authentication.OWN_HOST] = importlib.import_module("distributed.utils").get_ip(host)
     return [*command, contact.workers]
 

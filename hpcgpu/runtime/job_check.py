@@ -28,7 +28,7 @@ from typing import Any, NotRequired, TypedDict
 
 from hpcgpu.batch import batch_system
 from hpcgpu.errors import BatchError, LaunchError, NotTrusted, OtherFormat
-from hpcgpu.fabric import interface_addresses, protocol_and_interface
+from hpcgpu.fabric import collectives_interface, interface_addresses, protocol_and_interface
 from hpcgpu.fabric.node_gpus import gpus_on_node
 from hpcgpu.posix.filesystems import filesystem, of_all_nodes
 from hpcgpu.runtime import scratch, stage
@@ -78,6 +78,8 @@ class Examination(TypedDict):
     #: The filesystem that Dask is imported from, and whether other machines share it.
     import_filesystem: NotRequired[str]
     import_shared: NotRequired[bool]
+    #: The variables of libraries of collectives that workers would have.
+    collectives: NotRequired[str]
 
 
 class JobReport(Examination):
@@ -120,6 +122,9 @@ def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> Exami
         "import_seconds": import_seconds,
         "import_filesystem": filesystem(Path(sysconfig.get_path("purelib"))),
         "import_shared": of_all_nodes(Path(sysconfig.get_path("purelib"))),
+        "collectives": collectives_interface.effective(
+            os.environ, chosen.interface or interface_addresses.default_interface(node.addresses), ""
+        ),
     }
     try:
         visible_gpus(arguments.gpus, os.environ, on_node, whole_nodes=arguments.whole_nodes, kind=arguments.kind)

@@ -172,6 +172,9 @@ def _wish(group: _Group) -> tuple[int, str]:
     if demand.memory:
         wish = max(wish, min(demand.memory, limits.maximum))
         why += f"; {counted(demand.memory, 'job')} needed as the workers' memory is nearly full"
+    if demand.held > wish:
+        wish = min(demand.held, max(limits.maximum, wish))
+        why += f"; {counted(demand.held, 'job')} needed for workers that a program holds"
     if beside > wish:
         wish = min(beside, max(limits.maximum, wish))
         why += f"; {what_works_beside(group.lasting)}"
@@ -194,7 +197,8 @@ def _adapted(group: _Group, wish: int, why: str, seen: Hysteresis) -> Decision:
     if most:
         busy, why_not = _kept_busy(group)
         least = max(
-            min(max(holders(group.jobs, group.lasting), group.demand.memory), wish) - len(group.lasting),
+            min(max(holders(group.jobs, group.lasting), group.demand.memory, group.demand.held), wish)
+            - len(group.lasting),
             group.limits.minimum - len(group.lasting),
         )
         most = min(most, max(busy, least))

@@ -99,6 +99,8 @@ class Demand:
     memory : int
         Jobs that are needed because the memory of the existing jobs is nearly full; 0 while it is not. A job for more
         memory is needed even if the existing jobs could do all work in time.
+    held : int
+        Jobs whose workers programs hold or wait to hold; they are needed whatever the tasks are.
     """
 
     jobs: int = 0
@@ -106,6 +108,7 @@ class Demand:
     waiting: float = 0.0
     task: float = 0.0
     memory: int = 0
+    held: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from hpcgpu.store.atomic_files import Files
 #: heartbeats. 5: the load of a worker has its calls. 6: the proof of a dashboard signs the address that was reached. 7:
 #: the user's wishes for the worker groups are in ``wanted.json``, and a request to the manager is a command. 8:
 #: ``wanted.json`` also says whether the cluster is detached.
-FORMAT = 8
+FORMAT = 9
 
 
 @dataclass(frozen=True, kw_only=True)

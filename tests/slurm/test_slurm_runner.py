@@ -56,9 +56,16 @@ def left(bed: SlurmBed, home: Path) -> list[str]:
     return jobs + [str(path) for pattern in ("*/tls", "*/contact.json") for path in (home / "clusters").glob(pattern)]
 
 
+#: Holds all workers, and shows the ranks.
+HOLD = (
+    "with hpcgpu.hold(client, 8, quiet=True) as held: "
+    "print('held', held.run(lambda: os.environ['RANK']), [worker.local_rank for worker in held], flush=True)"
+)
+
+
 @pytest.mark.parametrize("protocol", ["tcp", "ucx"])
 def test_two_nodes_of_four_gpus_compute(bed: SlurmBed, home: Path, protocol: str) -> None:
-    code, out = srun(home, "--ntasks-per-node=6", gpus=4, nodes=2, workers=8, protocol=protocol)
+    code, out = srun(home, "--ntasks-per-node=6", gpus=4, nodes=2, workers=8, protocol=protocol, rest=HOLD)
     assert code == 0, out
     assert f"schemes ['{'ucx' if protocol == 'ucx' else 'tls'}']" in out
     assert (
@@ -66,7 +73,8 @@ def test_two_nodes_of_four_gpus_compute(bed: SlurmBed, home: Path, protocol: str
     )
     assert "names 8 workers 8\n" in out and "answer 5050\n" in out
     assert "GPUs stay unused" not in out and left(bed, home) == []
-    assert len(out.splitlines()) == 4 and "Traceback" not in out, out
+    assert f"held {list(map(str, range(8)))} {2 * [0, 1, 2, 3]}\n" in out
+    assert len(out.splitlines()) == 5 and "Traceback" not in out, out
     logs = {path.name for path in next((home / "clusters").glob("runner-*")).joinpath("logs").iterdir()}
     assert logs == {"scheduler.log", "workers-of-node-0.log", "workers-of-node-1.log"}
 

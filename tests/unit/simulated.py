@@ -124,7 +124,7 @@ class Client:
             "paused": False,
             "memory_limit": 0,
         }
-        return {"workers": {worker["name"]: load for worker in self.there.values()}, "waiting": []}
+        return {"workers": {worker["name"]: load for worker in self.there.values()}, "waiting": [], "holds": []}
 
     async def heartbeat(self, manager: int, about: str, groups: object, warnings: object) -> int:
         return manager
@@ -162,7 +162,7 @@ class Client:
         """The scheduler is asked to end; here only the queue ends jobs."""
 
     async def runs(self, names: Iterable[str]) -> Mapping[str, Any]:
-        return self.working
+        return {name: {"held": False, **each} for name, each in self.working.items()}
 
 
 class Site:

@@ -596,6 +596,16 @@ def test_full_memory_brings_another_job_whatever_the_work_is(tasks: int) -> None
     assert decide([busy("a")], replace(demand, memory=0), SIXTEEN, history, now=0.0).submit == 0
 
 
+def test_workers_that_a_program_holds_or_waits_for_bring_jobs_and_keep_them() -> None:
+    history = History(waits=[300.0], startups=[20.0])
+    decision = decide([busy("a")], Demand(held=3), SIXTEEN, history, now=0.0)
+    assert decision.submit == 2 and "3 jobs needed for workers that a program holds" in decision.reason
+    assert decide([], Demand(held=3), Limits(maximum=2), history, now=0.0).submit == 2
+    kept = decide([idle("a", since=0.0), idle("b", since=0.0)], Demand(held=2), SIXTEEN, history, now=36000.0)
+    assert not kept.acts
+    assert decide([idle("a", since=0.0)], Demand(), SIXTEEN, history, now=36000.0).retire == ("a",)
+
+
 def test_paused_workers_do_no_work_that_waits() -> None:
     history = History(waits=[300.0], startups=[20.0])
     demand = Demand(jobs=4, seconds=100.0, waiting=100.0, task=1.0)

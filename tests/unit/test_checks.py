@@ -148,6 +148,13 @@ def test_a_scheduler_that_may_open_few_files_is_a_warning() -> None:
     )
 
 
+def test_the_interface_of_collectives_is_that_of_workers() -> None:
+    variables = "GLOO_SOCKET_IFNAME=ib0, NCCL_SOCKET_IFNAME==ib0"
+    assert found(seen(collectives=variables))["collectives"].found == variables
+    assert "collectives" not in found(seen()), "an earlier release does not report it"
+    assert "collectives" not in found(seen("scheduler", collectives=variables))
+
+
 def test_infiniband_that_is_not_used_is_a_warning_with_the_reason() -> None:
     node = replace(INFINIBAND, transports=("tcp",), locked_memory=64 * 1024)
     lines = found(seen(node=asdict(node), transport=asdict(decide(node, "auto", None, gpu=True))))

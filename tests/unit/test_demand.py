@@ -42,12 +42,13 @@ def test_work_that_no_thread_runs_is_told_apart_from_what_runs() -> None:
     answer: Load = {
         "workers": {"a-0": load(3, 30.0), "a-1": load(1, 10.0)},
         "waiting": [{"resources": {}, "tasks": 6, "seconds": 60.0}],
+        "holds": [],
     }
     demand = demands(answer, [group])["default"]
     assert demand.seconds == 50.0, "100 s of work on two threads"
     assert demand.waiting == 40.0, "8 tasks of 10 s, two at a time"
     assert demand.task == 10.0
-    nothing: Load = {"workers": {"a-0": load(0, 0.0)}, "waiting": []}
+    nothing: Load = {"workers": {"a-0": load(0, 0.0)}, "waiting": [], "holds": []}
     idle = demands(nothing, [group])["default"]
     assert (idle.jobs, idle.waiting, idle.task) == (0, 0.0, 0.0)
 
@@ -70,7 +71,8 @@ def test_full_memory_needs_one_more_job_than_there_are() -> None:
     def demand(tasks: int, **more: int) -> Demand:
         group = group_of(SimpleNamespace(draining=False, workers={"tls://a": "a-0", "tls://b": "a-1"}))
         workers = {name: load(0, 0.0, memory_limit=100, **more) for name in ("a-0", "a-1")}
-        answer: Load = {"workers": workers, "waiting": [{"resources": {}, "tasks": tasks, "seconds": 1.0 * tasks}]}
+        waiting: list[WaitingWork] = [{"resources": {}, "tasks": tasks, "seconds": 1.0 * tasks}]
+        answer: Load = {"workers": workers, "waiting": waiting, "holds": []}
         return demands(answer, [group])["default"]
 
     assert demand(0, nbytes=85, wanted=85).memory == 2
@@ -98,15 +100,26 @@ def test_tasks_that_wait_for_resources_of_their_worker_need_as_many_jobs_as_befo
     job = SimpleNamespace(draining=False, workers={"tls://a": "a"})
     held = load(8, 8 * HOUR, at_once=1, nthreads=1)
     paused = load(8, 8 * HOUR, at_once=1, nthreads=0, paused=True)
-    before = demands({"workers": {}, "waiting": [kind]}, [highmem()])["default"]
+    before = demands({"workers": {}, "waiting": [kind], "holds": []}, [highmem()])["default"]
     after, full = (
-        demands({"workers": {"a": worker}, "waiting": []}, [highmem(job)])["default"] for worker in (held, paused)
+        demands({"workers": {"a": worker}, "waiting": [], "holds": []}, [highmem(job)])["default"]
+        for worker in (held, paused)
     )
     assert before.jobs == after.jobs == full.jobs == 8
     assert (before.waiting, after.waiting, full.waiting) == (8 * HOUR, 7 * HOUR, 8 * HOUR)
     assert after.seconds == 8 * HOUR and after.task == HOUR
     free = load(8, 8 * HOUR, at_once=8, nthreads=8)
-    assert demands({"workers": {"a": free}, "waiting": []}, [highmem(job)])["default"].jobs == 1
+    assert demands({"workers": {"a": free}, "waiting": [], "holds": []}, [highmem(job)])["default"].jobs == 1
+
+
+def test_workers_that_programs_hold_are_those_of_a_group_that_fits() -> None:
+    big = {"resources": {"BIG": 1.0}, "workers": 1}
+    load: Any = {"workers": {}, "waiting": [], "holds": [{"resources": {}, "workers": 3}, {**big}, {**big}]}
+    cpus, gpus, others = group_of(gpus_per_node=0), group_of(), group_of(resources={"BIG": 1.0})
+    cpus.name, gpus.name, others.name = "cpus", "gpus", "others"
+    found = demands(load, [cpus, gpus, others])
+    assert {name: demand.held for name, demand in found.items()} == {"cpus": 0, "gpus": 2, "others": 1}
+    assert not any(demand.jobs for demand in found.values()), "they are no tasks"
 
 
 def test_each_kind_of_task_needs_the_workers_that_it_fills() -> None:
@@ -115,7 +128,7 @@ def test_each_kind_of_task_needs_the_workers_that_it_fills() -> None:
     half: WaitingWork = {"resources": {"MEMORY": 50e9}, "tasks": 3, "seconds": 3.0}
 
     def jobs(*kinds: WaitingWork) -> int:
-        return demands({"workers": {}, "waiting": list(kinds)}, [highmem()])["default"].jobs
+        return demands({"workers": {}, "waiting": list(kinds), "holds": []}, [highmem()])["default"].jobs
 
     assert jobs(many) == 10, "eight threads each"
     assert (jobs(large), jobs(half)) == (3, 2)

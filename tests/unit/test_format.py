@@ -23,6 +23,8 @@ from hpcgpu.dask_scheduler.rpc_types import (
     Changes,
     GPUState,
     GroupState,
+    HeldWorkerInfo,
+    HoldSize,
     LoadChanges,
     ManagerState,
     RequestAnswer,
@@ -31,6 +33,7 @@ from hpcgpu.dask_scheduler.rpc_types import (
     WaitingWork,
     WorkerChanges,
     WorkerLoad,
+    WorkerRuns,
 )
 from hpcgpu.errors import ClusterExists, ClusterWarning, OtherFormat
 from hpcgpu.existing_clusters import close_ended, lookup, query_jobs, stop
@@ -111,7 +114,10 @@ def test_a_new_cluster_says_its_format_and_its_version(root: Path) -> None:
 
 #: What the scheduler answers, as of the present format.
 ANSWERS = {
-    "LoadChanges": ["waiting", "workers"],
+    "LoadChanges": ["holds", "waiting", "workers"],
+    "HoldSize": ["resources", "workers"],
+    "HeldWorkerInfo": ["address", "host", "job", "local_rank", "name", "node", "rank", "world_size"],
+    "WorkerRuns": ["calls", "held", "tasks"],
     "WorkerChanges": ["scheduler", "workers"],
     "Changes": ["changed", "gone", "version", "whole"],
     "WorkerLoad": [
@@ -159,6 +165,9 @@ ANSWERS = {
 def test_the_format_grows_with_the_answers_of_the_scheduler() -> None:
     kinds = (
         LoadChanges,
+        HoldSize,
+        HeldWorkerInfo,
+        WorkerRuns,
         WorkerChanges,
         Changes,
         WorkerLoad,
@@ -172,7 +181,7 @@ def test_the_format_grows_with_the_answers_of_the_scheduler() -> None:
     )
     answers = {answer.__name__: sorted(answer.__annotations__) for answer in kinds}
     assert (FORMAT, answers) == (
-        8,
+        9,
         ANSWERS,
     ), "an answer has changed: a manager would misread that of an older scheduler, so let FORMAT grow"
 

@@ -518,6 +518,28 @@ async def test_a_call_that_does_not_end_is_waited_for_ten_minutes_and_the_user_h
     assert not job.workers and len(site.warned) == 1
 
 
+async def test_workers_that_a_program_holds_are_waited_for_without_a_limit_until_the_walltime_ends(site: Site) -> None:
+    end = site.now + 48 * HOUR
+    site.says("demo-0", JobState.RUNNING, start=site.now, end=end, node="n")
+    site.says("demo-1", JobState.RUNNING, start=site.now, end=end, node="n")
+    await site.reconciler.observe_queue()
+    site.client.working = {name: {"calls": ["train"], "tasks": [], "held": True} for name in ("demo-0", "demo-1")}
+    site.reconciler.order(Scale(DEFAULT, 1))
+    began = site.now
+    await passes_until(site, lambda: site.now > began + 3000)
+    [job] = [job for job in site.registry.worker_jobs if job.draining]
+    assert job.workers and not site.warned
+    site.reconciler.drainer.drain(list(site.registry.active), Drain.WALLTIME, deadline=site.now + 60)
+    await passes_until(site, lambda: site.warned)
+    [other] = [other for other in site.registry.worker_jobs if other.draining and other is not job]
+    assert site.warned[0].endswith(
+        f"as its walltime ends: a call of `train` on worker {other.name}, worker {other.name} that a program holds. "
+        "Calls fail. The program gets an error"
+    )
+    site.client.working = {}
+    await site.settled()
+
+
 async def test_a_task_is_waited_for_until_the_walltime_ends_and_the_user_hears_which(site: Site) -> None:
     site.client.working = {"demo-0": {"calls": ["train", ""], "tasks": ["sum-1", "sum-2", "sum-3", "sum-4"]}}
     end = site.now + 48 * HOUR
@@ -1637,7 +1659,7 @@ def load_of(site: Site, *, processing: int = 0, waiting: int = 0) -> Mapping[str
         "memory_limit": 0,
     }
     kinds = [{"resources": {}, "tasks": waiting, "seconds": 100.0 * waiting}] if waiting else []
-    return {"workers": {there["name"]: worker for there in site.client.there.values()}, "waiting": kinds}
+    return {"workers": {there["name"]: worker for there in site.client.there.values()}, "waiting": kinds, "holds": []}
 
 
 async def test_adapt_releases_no_job_because_there_was_no_work_before_it_was_called(

@@ -750,6 +750,17 @@ def test_workers_that_end_with_the_job_of_their_scheduler_do_not_retire_after_a_
     assert begun.after_a_warning == [None]
 
 
+def test_collectives_of_workers_use_the_network_of_the_scheduler(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Listening(monkeypatch, Contact(token="", job_id="1", workers="tcp://10.0.0.1:1", client="tcp://10.0.0.1:1"))
+    monkeypatch.setattr(dask_commands.collectives_interface.interface_addresses, "reaching", lambda _: {"ib0"})
+    dask_commands.os.environ["GLOO_SOCKET_IFNAME"] = "chosen"
+    worker(OwnJob(job_id="17", name="demo-3"), directory)
+    assert dask_commands.os.environ["NCCL_SOCKET_IFNAME"] == "=ib0"
+    assert dask_commands.os.environ["GLOO_SOCKET_IFNAME"] == "chosen"
+
+
 def test_the_nannies_of_workers_authenticate_themselves_as_the_workers_do(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,370 @@
+"""Workers that a program holds, for work that is not tasks: a communicator, a training, a query on all workers."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol, overload, runtime_checkable
+
+from distributed import Client
+from distributed.core import connect
+
+from hpcgpu.batch.base import JobState
+from hpcgpu.dask_scheduler.held_workers import lost_words
+from hpcgpu.dask_scheduler.rpc_types import HeldWorkerInfo
+from hpcgpu.dask_worker.run_ranked import free_port, run_ranked
+from hpcgpu.display.counts_and_durations import counted, duration
+from hpcgpu.display.job_info import JobInfo
+from hpcgpu.display.progress import Progress
+from hpcgpu.errors import ClusterError, OptionError
+from hpcgpu.options import values
+from hpcgpu.posix.threads import in_thread
+
+#: Seconds in which the scheduler reports the loss of a worker after a call on it has failed.
+_REPORTED = 10.0
+
+#: Seconds in which the queue reports the end of a job whose worker is lost.
+_ENDED = 20.0
+
+
+@runtime_checkable
+class _OwnCluster(Protocol):
+    """A cluster that this program has: it can query the queue."""
+
+    @property
+    def jobs(self) -> Iterable[JobInfo]: ...
+    def wait_for_workers(self, n_workers: int) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldWorker:
+    """A worker that a program holds, and its place among the others.
+
+    Attributes
+    ----------
+    address, name : str
+        Of the Dask worker.
+    job : str
+        Name of its worker job; empty if a person started the worker.
+    job_id : str
+    node : str
+    host : str
+        The address of its node in the network of the workers.
+    port : int
+        A port of `host` on which nothing listened when the block began.
+    rank : int
+        Its number among all held workers. Those of a node follow each other.
+    local_rank : int
+        Its number among those of its node and job.
+    world_size : int
+        The number of all held workers.
+    """
+
+    address: str
+    name: str
+    job: str
+    job_id: str
+    node: str
+    host: str
+    port: int
+    rank: int
+    local_rank: int
+    world_size: int
+
+
+class HeldWorkers(Sequence[HeldWorker]):
+    """The workers that a program holds, in the order of their ranks."""
+
+    def __init__(self, client: Client, members: list[HeldWorker], comm: Any) -> None:
+        self.client = client
+        self._members = members
+        self._comm = comm
+        self._watching = asyncio.ensure_future(self._watch())
+
+    @overload
+    def __getitem__(self, index: int) -> HeldWorker: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[HeldWorker]: ...
+    def __getitem__(self, index: int | slice) -> HeldWorker | Sequence[HeldWorker]:
+        return self._members[index]
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __repr__(self) -> str:
+        return f"<HeldWorkers: {', '.join(worker.name for worker in self)}>"
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of the Dask workers, as the argument `workers` of Dask's methods takes them."""
+        return [worker.address for worker in self]
+
+    @property
+    def environments(self) -> dict[str, dict[str, str]]:
+        """The variables that `run` sets, by the address of the worker: those of ``torchrun``.
+
+        ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, and ``MASTER_ADDR`` and ``MASTER_PORT`` of the first worker.
+        """
+        first = self[0]
+        return {
+            worker.address: {
+                "RANK": str(worker.rank),
+                "LOCAL_RANK": str(worker.local_rank),
+                "WORLD_SIZE": str(worker.world_size),
+                "MASTER_ADDR": first.host,
+                "MASTER_PORT": str(first.port),
+            }
+            for worker in self
+        }
+
+    def run(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Run a function on all these workers at the same time; return its results in the order of the ranks.
+
+        Meanwhile each worker has the variables of `environments`. A worker sees its own GPU as device 0.
+
+        Parameters
+        ----------
+        function : callable
+            It runs in a thread of its own. What it raises on one worker is raised here.
+        *arguments, **options
+            The arguments of the function.
+
+        Raises
+        ------
+        ClusterError
+            A worker was lost. The function may still run on the others.
+        """
+        return self.client.sync(self._run, function, arguments, options)
+
+    async def _run(self, function: Callable[..., Any], *given: Any) -> list[Any]:
+        call = asyncio.ensure_future(
+            self.client.run(run_ranked, function, *given, self.environments, workers=self.addresses)
+        )
+        await asyncio.wait([call, self._watching], return_when=asyncio.FIRST_COMPLETED)
+        if not self._watching.done() and isinstance(call.exception(), OSError):
+            await asyncio.wait([self._watching], timeout=_REPORTED)
+        if self._watching.done():
+            call.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await call
+            self._watching.result()
+        answers = call.result()
+        return [answers[address] for address in self.addresses]
+
+    async def _watch(self) -> None:
+        """Raise `ClusterError` when a worker is lost."""
+        try:
+            message = await self._comm.read()
+        except OSError as error:
+            raise ClusterError("the scheduler is gone, and with it all held workers") from error
+        name, job = message["lost"], message["job"]
+        why = await self._why_lost(job["name"]) if isinstance(self.client.cluster, _OwnCluster) and job else ""
+        raise ClusterError(f"{lost_words(name, job)}{': ' if why else ''}{why}. The other workers are free again")
+
+    async def _why_lost(self, name: str) -> str:
+        """Return how the job of a lost worker has ended, as the queue reports it soon."""
+        until = time.monotonic() + _ENDED
+        while True:
+            job = next((job for job in await in_thread(self._jobs) if job.name == name), None)
+            if job is not None and (JobState(job.state).ended or time.monotonic() > until):
+                why = job.reason if JobState(job.state).ended else "its process has ended, and its job still runs"
+                return f"{why}. Log: {job.log}"
+            if time.monotonic() > until:
+                return ""
+            await asyncio.sleep(0.5)
+
+    def _jobs(self) -> Iterable[JobInfo]:
+        return self.client.cluster.jobs if isinstance(self.client.cluster, _OwnCluster) else []
+
+    def first_end(self) -> str:
+        """Return which job ends first, and when; empty if that is not known."""
+        names = {worker.job for worker in self}
+        ends = [(job.time_left, job.name) for job in self._jobs() if job.name in names and job.time_left is not None]
+        return f"job {min(ends)[1]} ends first, in {duration(min(ends)[0])}" if ends else ""
+
+    async def let_go(self, error: BaseException | None) -> None:
+        """Let the workers go; raise `ClusterError` if one was lost and the block failed for that reason."""
+        if isinstance(error, Exception) and not isinstance(error, ClusterError):
+            await asyncio.wait([self._watching], timeout=_REPORTED if isinstance(error, OSError) else 0)
+        self._comm.abort()
+        if not self._watching.done():
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await self._watching
+        elif isinstance(error, Exception) and not isinstance(error, ClusterError):
+            self._watching.result()
+        else:
+            self._watching.exception()
+
+
+class Hold:
+    """A block of a program that holds workers; `hold` and `GPUCluster.hold` make it.
+
+    Parameters
+    ----------
+    closes : bool, default False
+        Whether the client is closed at the end of the block.
+    **others
+        As those of `hold`; the timeout in seconds.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        n_workers: int,
+        *,
+        resources: Mapping[str, float] | None,
+        timeout: float | None,
+        quiet: bool,
+        closes: bool = False,
+    ) -> None:
+        self.client, self.n_workers, self.resources, self.timeout = client, n_workers, resources, timeout
+        self.quiet, self._closes = quiet, closes
+        self._free = 0
+
+    def __enter__(self) -> HeldWorkers:
+        try:
+            workers: HeldWorkers = self.client.sync(self.__aenter__)
+        except BaseException:
+            if self._closes:
+                self.client.close()
+            raise
+        return workers
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            self.client.sync(self._workers.let_go, error)
+        finally:
+            if self._closes:
+                self.client.close()
+
+    async def __aenter__(self) -> HeldWorkers:
+        if self.client.asynchronous:
+            await self.client
+        comm = await connect(self.client.scheduler.address, **self.client.connection_args)
+        try:
+            async with asyncio.timeout(self.timeout):
+                await comm.write({"op": "hpcgpu_hold", "n_workers": self.n_workers, "resources": self.resources})
+                infos = await self._wait(comm)
+                run = self.client.run  # this is the client's event loop, so it returns an awaitable
+                ports = await asyncio.gather(*[run(free_port, one["host"], workers=[one["address"]]) for one in infos])
+        except BaseException as error:
+            comm.abort()
+            if isinstance(error, TimeoutError) and self.timeout is not None:
+                wanted = counted(self.n_workers, "worker")
+                raise TimeoutError(
+                    f"hold: {wanted} requested, and {self._free} were free within {self.timeout:g} s"
+                ) from None
+            raise
+        members = [_member(one, port[one["address"]]) for one, port in zip(infos, ports, strict=True)]
+        self._workers = HeldWorkers(self.client, members, comm)
+        if not self.quiet and (ends := self._workers.first_end()):
+            print(f"hpcgpu: {counted(len(members), 'worker')} held; {ends}", file=sys.stderr)
+        return self._workers
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            await self._workers.let_go(error)
+        finally:
+            if self._closes:
+                await self.client.close()
+
+    async def _wait(self, comm: Any) -> list[HeldWorkerInfo]:
+        """Wait until the scheduler gives the workers."""
+        reading = _reading(comm)
+        if isinstance(self.client.cluster, _OwnCluster):  # it shows the wait, and raises an error if none will come
+            await self.client.cluster.wait_for_workers(self.n_workers)
+        began = time.monotonic()
+        with Progress(self.quiet) as progress:
+            while True:
+                done, _ = await asyncio.wait([reading], timeout=1.0)
+                if done and "held" in (message := reading.result()):
+                    found: list[HeldWorkerInfo] = message["held"]
+                    return found
+                if done and "lost" in message:
+                    raise ClusterError(lost_words(message["lost"], message["job"]))
+                if done:
+                    self._free = message["free"]
+                    reading = _reading(comm)
+                progress.update(
+                    f"waiting for {counted(self.n_workers, 'worker')} to hold",
+                    f"{self._free} are free, for {duration(time.monotonic() - began)}",
+                )
+
+
+def hold(
+    client: Client,
+    n_workers: int,
+    *,
+    resources: Mapping[str, float] | None = None,
+    timeout: float | str | None = None,
+    quiet: bool = False,
+) -> Hold:
+    """Hold workers for a block of a program: ``with hpcgpu.hold(client, 8) as workers:``.
+
+    The block begins when so many workers are free. Until it ends, hpcgpu ends or replaces none of them, and no other
+    program can hold them. They still take tasks. If one of them is lost, `HeldWorkers.run` raises an error at once, and
+    so do tasks that may run on that worker only; the others are free again.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        A client of a cluster of hpcgpu: from `connect`, of a cluster, or of `SlurmGPURunner`. ``async with`` if it is
+        asynchronous.
+    n_workers : int
+    resources : mapping, optional
+        The Dask resources that each of them must have. Default: workers with a GPU.
+    timeout : number or str, optional
+        Seconds to wait, or a text with a unit. Default: none; the queue may take days.
+    quiet : bool, default False
+        Show no progress.
+
+    Returns
+    -------
+    Hold
+        A context manager. Its block gets `HeldWorkers`.
+
+    Raises
+    ------
+    OptionError
+        `n_workers` or `timeout` has a value that is not allowed.
+    TimeoutError
+        Not so many workers were free within `timeout`.
+    ClusterError
+        A worker was lost.
+    """
+    check_number("n_workers", n_workers)
+    limit = None if timeout is None else values.time_limit("hold: timeout", timeout)
+    return Hold(client, n_workers, resources=resources, timeout=limit, quiet=quiet)
+
+
+def check_number(name: str, number: object) -> None:
+    """Raise `OptionError` for what is no number of workers or jobs."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise OptionError(f"hold: {name} must be a whole number from 1 on, not {number!r}")
+
+
+def _reading(comm: Any) -> asyncio.Future[Any]:
+    """Read a message in the background; if nobody waits for it any more, an error is none."""
+    reading: asyncio.Future[Any] = asyncio.ensure_future(comm.read())
+    reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return reading
+
+
+def _member(one: HeldWorkerInfo, port: int) -> HeldWorker:
+    return HeldWorker(
+        address=one["address"],
+        name=one["name"],
+        job=one["job"].get("name", ""),
+        job_id=one["job"].get("id", ""),
+        node=one["node"],
+        host=one["host"],
+        port=port,
+        rank=one["rank"],
+        local_rank=one["local_rank"],
+        world_size=one["world_size"],
+    )

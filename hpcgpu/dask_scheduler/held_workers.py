@@ -1,0 +1,210 @@
+"""Sets of workers that programs hold: each set stays as it is until its program lets it go, or one of them is lost.
+
+A program holds workers for work that is not tasks, and in which each worker waits for the others: a communicator of
+NCCL, the training of a model, a query that runs on all workers at once. The program keeps a connection open meanwhile.
+So the set is free again when the program ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from distributed.core import Status
+
+from hpcgpu.dask_scheduler.rpc_types import HeldWorkerInfo, HoldSize
+from hpcgpu.dask_worker.gpu_metrics import GPUS
+from hpcgpu.errors import ClusterError
+from hpcgpu.fabric.connection_report import NODE
+from hpcgpu.runtime.job_identity import JOB
+
+if TYPE_CHECKING:
+    from distributed.comm import Comm
+    from distributed.scheduler import Scheduler, WorkerState
+
+
+class _Hold:
+    """A set of workers that a program has requested.
+
+    Attributes
+    ----------
+    members : list of WorkerState
+        Empty while the program waits for them.
+    lost : WorkerState or None
+        The first member that was lost.
+    changed : asyncio.Event
+        Is set when anything changes that the program must know.
+    """
+
+    def __init__(self, size: HoldSize) -> None:
+        self.size = size
+        self.members: list[WorkerState] = []
+        self.free = 0
+        self.lost: WorkerState | None = None
+        self.changed = asyncio.Event()
+
+
+class Holds:
+    """The sets that programs hold or wait for, the earliest request first.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._holds: list[_Hold] = []
+
+    def sizes(self) -> list[HoldSize]:
+        """Return the sizes of all sets: the cluster needs so many workers for them."""
+        return [hold.size for hold in self._holds if hold.lost is None]
+
+    def held(self, ws: WorkerState) -> bool:
+        """Whether a program holds a worker."""
+        return any(ws in hold.members for hold in self._holds if hold.lost is None)
+
+    async def hold(self, comm: Comm, n_workers: int, resources: Mapping[str, float] | None = None) -> Status:
+        """Hold workers for the program at the other end, as long as the connection lasts.
+
+        The program receives how many workers it can have while it waits, then its workers, and the name of the first
+        one that is lost.
+
+        Parameters
+        ----------
+        comm : Comm
+        n_workers : int
+        resources : mapping, optional
+            What each of them must have. Default: a GPU.
+        """
+        hold = _Hold(HoldSize(workers=n_workers, resources=dict(resources or {})))
+        self._holds.append(hold)
+        ended = asyncio.ensure_future(comm.read())  # the program sends nothing more: this returns when it lets go
+        ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # an error is the usual end
+        try:
+            self.assign()
+            await self._report(comm, hold, ended)
+        except OSError:
+            pass  # the program has ended
+        finally:
+            self._holds.remove(hold)
+            ended.cancel()
+            comm.abort()
+            self.assign()
+        return Status.dont_reply
+
+    async def _report(self, comm: Comm, hold: _Hold, ended: asyncio.Future[Any]) -> None:
+        """Send what changes to the program, until it closes the connection."""
+        sent = False
+        while not ended.done():
+            hold.changed.clear()
+            if hold.lost is not None:
+                await comm.write({"lost": str(hold.lost.name), "job": _job_of(hold.lost)})
+                await asyncio.wait([ended])
+            elif not hold.members:
+                await comm.write({"free": hold.free})
+            elif not sent:
+                sent = True
+                await comm.write({"held": _described(hold.members)})
+            changed = asyncio.ensure_future(hold.changed.wait())
+            await asyncio.wait([ended, changed], return_when=asyncio.FIRST_COMPLETED)
+            changed.cancel()
+
+    def assign(self) -> None:
+        """Give free workers to the programs that wait, if one can have as many as it requests."""
+        for hold in self._holds:
+            if hold.members:
+                continue
+            free = [ws for ws in self.scheduler.running if not self.held(ws) and _fits(ws, hold.size["resources"])]
+            if len(free) >= hold.size["workers"]:
+                hold.members = _in_few_jobs(free)[: hold.size["workers"]]
+                hold.changed.set()
+            elif len(free) != hold.free:
+                hold.free = len(free)
+                hold.changed.set()
+
+    def removed(self, address: str) -> None:
+        """Free the other members of a set one of whose workers is lost; let the program and its waiting tasks fail.
+
+        A task that must run on the lost worker would wait for ever.
+        """
+        for hold in self._holds:
+            lost = next((ws for ws in hold.members if ws.address == address), None)
+            if lost is not None:
+                hold.lost = hold.lost or lost
+                hold.changed.set()
+                self._fail_tasks_of(lost)
+        self.assign()
+
+    def _fail_tasks_of(self, lost: WorkerState) -> None:
+        """Let the tasks fail that no other worker may run."""
+        error = ClusterError(f"{lost_words(str(lost.name), _job_of(lost))}, and this task may run there only")
+        stimulus = f"hpcgpu-hold-{time.time()}"
+        for ts in list(self.scheduler.unrunnable):
+            if ts.worker_restrictions and set(ts.worker_restrictions) <= {lost.address, str(lost.name)}:
+                ts.exception_blame, ts.exception, ts.exception_text = ts, pickle.dumps(error), str(error)
+                self.scheduler.transitions({ts.key: "erred"}, stimulus)
+
+
+def lost_words(worker: str, job: Mapping[str, Any] | None) -> str:
+    """Return the sentence that a held worker is lost."""
+    where = f" of job {job['id']} ({job['name']})" if job else ""
+    return f"worker {worker}{where} was lost while a program held it"
+
+
+def _job_of(ws: WorkerState) -> Mapping[str, Any] | None:
+    job: Mapping[str, Any] | None = ws.extra.get(JOB)
+    return job
+
+
+def _node_of(ws: WorkerState) -> str:
+    return str(ws.extra.get(NODE) or ws.host)
+
+
+def _fits(ws: WorkerState, resources: Mapping[str, float]) -> bool:
+    """Whether a worker is of the requested kind."""
+    if not resources:
+        return bool(int(ws.extra.get(GPUS) or 0))
+    return all((ws.resources or {}).get(name, 0) >= amount for name, amount in resources.items())
+
+
+def _place(ws: WorkerState) -> tuple[str, str]:
+    return str((_job_of(ws) or {}).get("name", "")), _node_of(ws)
+
+
+def _in_few_jobs(free: list[WorkerState]) -> list[WorkerState]:
+    """Return workers so that the first ones are in as few jobs and nodes as possible."""
+    places = defaultdict[tuple[str, str], list[Any]](list)
+    jobs = defaultdict[str, int](int)
+    for ws in free:
+        places[_place(ws)].append(ws)
+        jobs[_place(ws)[0]] += 1
+    order = sorted(places, key=lambda place: (-jobs[place[0]], place[0], -len(places[place]), place[1]))
+    return [ws for place in order for ws in sorted(places[place], key=lambda ws: str(ws.name))]
+
+
+def _described(members: list[WorkerState]) -> list[HeldWorkerInfo]:
+    """Return the members in the order of their ranks: those of a node follow each other."""
+    order = sorted(members, key=lambda ws: (*_place(ws), len(str(ws.name)), str(ws.name)))
+    on_node = defaultdict[tuple[str, str], int](int)
+    found = []
+    for rank, ws in enumerate(order):
+        place = _place(ws)
+        found.append(
+            HeldWorkerInfo(
+                address=ws.address,
+                name=str(ws.name),
+                job=dict(_job_of(ws) or {}),
+                node=_node_of(ws),
+                host=ws.host,
+                rank=rank,
+                local_rank=on_node[place],
+                world_size=len(order),
+            )
+        )
+        on_node[place] += 1
+    return found

@@ -1,0 +1,64 @@
+"""Runs a function on the workers that a program holds, each with its rank in the environment, as torchrun sets it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from distributed.utils import has_arg, iscoroutinefunction
+
+if TYPE_CHECKING:
+    from distributed.worker import Worker
+
+
+def free_port(host: str) -> int:
+    """Return a port of an address of this node on which nothing listens."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as found:
+        found.bind((host, 0))
+        return int(found.getsockname()[1])
+
+
+async def run_ranked(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    options: Mapping[str, Any],
+    environments: Mapping[str, Mapping[str, str]],
+    dask_worker: Worker,
+) -> Any:
+    """Run a function; one that is not asynchronous in a thread of its own, so that the worker still answers.
+
+    Parameters
+    ----------
+    function : callable
+    arguments, options
+        The arguments of the function. It gets its worker as `dask_worker` if it has such an argument, as with
+        `Client.run`.
+    environments : mapping
+        The variables of each worker, by its address.
+    dask_worker : distributed.Worker
+        This worker; `Client.run` adds it.
+    """
+    given = {"dask_worker": dask_worker} if has_arg(function, "dask_worker") else {}
+    with _variables(environments[dask_worker.address]):
+        if iscoroutinefunction(function):
+            return await function(*arguments, **options, **given)
+        return await asyncio.to_thread(function, *arguments, **options, **given)
+
+
+@contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment, which are as before when the function has ended."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

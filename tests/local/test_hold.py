@@ -1,0 +1,221 @@
+"""Workers that a program holds: nobody ends or replaces them, each has its rank, and the loss of one is an error."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client
+
+import hpcgpu
+from hpcgpu import ClusterError, LocalGPUCluster, OptionError
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.fabric import interface_addresses
+from tests.helpers import ADAPT, GPU, travels
+
+pytestmark = [pytest.mark.shows("Workers that a program holds"), pytest.mark.usefixtures("fake_gpus")]
+
+Until = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def cluster_of_two(shared_queue: LocalQueue) -> Iterator[LocalGPUCluster]:
+    """A cluster of one job with two GPUs, which tests leave as it was."""
+    with LocalGPUCluster(**GPU, jobs=1) as cluster:
+        yield cluster
+
+
+@travels
+def all_reduce(own: int, dask_worker: Any) -> tuple[dict[str, str], int, str]:
+    """Add a number of each rank, over sockets and with the variables of torchrun, as a library of collectives does."""
+    environment = {
+        name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    }
+    where, world = (environment["MASTER_ADDR"], int(environment["MASTER_PORT"])), int(environment["WORLD_SIZE"])
+    if environment["RANK"] == "0":
+        total, others = own, []
+        with socket.create_server(where) as server:
+            for _ in range(world - 1):
+                other, _ = server.accept()
+                others.append(other)
+                total += int(other.makefile().readline())
+            for other in others:
+                other.sendall(f"{total}\n".encode())
+                other.close()
+    else:
+        while True:
+            try:
+                connection = socket.create_connection(where)
+                break
+            except ConnectionRefusedError:  # the first rank does not listen yet
+                time.sleep(0.05)
+        with connection:
+            connection.sendall(f"{own}\n".encode())
+            total = int(connection.makefile().readline())
+    return environment, total, str(dask_worker.name)
+
+
+@travels
+def waits_for_file(place: str) -> None:
+    """A task that runs until there is a file."""
+    while not Path(place, "go").exists():
+        time.sleep(0.1)
+
+
+@travels
+def rank_or_wait(place: str) -> str:
+    """End at once on the first rank; wait for a file on the others."""
+    Path(place, f"begun-{os.environ['RANK']}").touch()
+    while os.environ["RANK"] != "0" and not Path(place, "go").exists():
+        time.sleep(0.1)
+    return os.environ["RANK"]
+
+
+def test_each_held_worker_has_its_rank_and_a_place_to_meet(
+    queue: LocalQueue, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with LocalGPUCluster(**{**GPU, "quiet": False}, jobs=2, walltime="1h") as cluster, cluster.hold(4) as workers:
+        assert [(w.rank, w.local_rank, w.world_size) for w in workers] == [(0, 0, 4), (1, 1, 4), (2, 0, 4), (3, 1, 4)]
+        assert [w.job for w in workers] == sorted(2 * [*cluster.workers])
+        assert {w.job_id for w in workers} == {job.job_id for job in cluster.workers.values()}
+        answers = workers.run(all_reduce, 5)
+        assert [total for _, total, _ in answers] == 4 * [20]
+        assert [name for *_, name in answers] == [w.name for w in workers]
+        assert [environment["RANK"] for environment, *_ in answers] == ["0", "1", "2", "3"]
+        assert [environment["LOCAL_RANK"] for environment, *_ in answers] == ["0", "1", "0", "1"]
+        with Client(cluster) as client:  # the variables are those of the call
+            assert client.run(lambda: os.environ.get("RANK")) == dict.fromkeys(workers.addresses)
+            assert client.submit(lambda: 1).result() == 1, "held workers take tasks"
+            [own] = [name for name, address in interface_addresses.addresses().items() if address == workers[0].host]
+            assert set(client.run(lambda: os.environ.get("GLOO_SOCKET_IFNAME")).values()) == {own}
+    assert "4 workers held; job" in capfd.readouterr().err
+
+
+def test_an_adaptive_cluster_starts_jobs_for_a_hold_and_keeps_them_until_it_ends(
+    queue: LocalQueue, until: Until
+) -> None:
+    with ThreadPoolExecutor(2) as threads, LocalGPUCluster(**GPU) as cluster, Client(cluster) as client:
+        adaptive = cluster.adapt(minimum_jobs=0, maximum_jobs=2, **ADAPT)
+        with hpcgpu.hold(client, 4) as workers:
+            assert len(workers) == 4
+            until(
+                lambda: "2 jobs needed for workers that a program holds" in adaptive.state.reason, "the reason says it"
+            )
+            second, begun, go = threading.Event(), threading.Event(), threading.Event()
+
+            def hold_another() -> list[str]:
+                with Client(cluster, set_as_default=False) as other, hpcgpu.hold(other, 2) as held:
+                    begun.set()
+                    go.wait()
+                    return held.addresses
+
+            another = threads.submit(hold_another)
+            another.add_done_callback(lambda _: second.set())
+            until(
+                lambda: "4 jobs needed" in adaptive.state.reason or "3 jobs needed" in adaptive.state.reason, "it waits"
+            )
+            assert not begun.is_set(), "nobody else can hold them"
+            cluster.scale(jobs=0)
+            until(lambda: not cluster.workers, "the jobs drain")
+            assert client.run(lambda: 1, workers=workers.addresses) == dict.fromkeys(workers.addresses, 1)
+            cluster.adapt(minimum_jobs=1, maximum_jobs=1, **ADAPT)
+        until(begun.is_set, "the other program has its workers")
+        go.set()
+        assert len(another.result()) == 2
+
+
+def test_the_loss_of_a_held_worker_is_raised_at_once_with_job_and_reason_and_the_others_are_free(
+    queue: LocalQueue, home: Path, until: Until
+) -> None:
+    with (
+        ThreadPoolExecutor(1) as threads,
+        LocalGPUCluster(**GPU, jobs=2) as cluster,
+        Client(cluster) as client,
+        cluster.hold(jobs=2) as workers,
+    ):
+        lost = workers[-1]
+        pinned = client.submit(waits_for_file, str(home), workers=[lost.address])
+        call = threads.submit(workers.run, rank_or_wait, str(home))
+        until(lambda: len(list(home.glob("begun-*"))) == 4 and client.processing()[lost.address], "all run")
+        queue.cancel([lost.job_id])
+        with pytest.raises(ClusterError) as error:
+            call.result()
+        words = str(error.value)
+        assert f"of job {lost.job_id} ({lost.job}) was lost while a program held it: " in words
+        assert "cancelled" in words and ".log" in words and words.endswith("The other workers are free again")
+        with pytest.raises(ClusterError, match="this task may run there only"):
+            pinned.result(timeout=60)
+        with hpcgpu.hold(client, 2) as others:
+            assert [w.job for w in others] == 2 * [workers[0].job] and lost.job != workers[0].job
+        (home / "go").touch()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "write either n_workers or jobs"),
+        ({"n_workers": 1, "jobs": 1}, "write either n_workers or jobs"),
+        ({"n_workers": 0}, "n_workers must be a whole number from 1 on, not 0"),
+        ({"jobs": 1.5}, "jobs must be a whole number from 1 on, not 1.5"),
+        ({"n_workers": 2, "timeout": "soon"}, "timeout"),
+    ],
+)
+def test_what_cannot_be_held_is_refused(cluster_of_two: LocalGPUCluster, arguments: Any, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        cluster_of_two.hold(**arguments)
+
+
+def test_more_workers_than_there_will_be_are_an_error_and_a_wait_ends_by_its_timeout(
+    cluster_of_two: LocalGPUCluster,
+) -> None:
+    few = pytest.raises(ClusterError, match=r"will have only 2 workers in 1 job, but the program waits for 3")
+    with few, cluster_of_two.hold(3):
+        pass
+    late = pytest.raises(TimeoutError, match=r"hold: 1 worker requested, and 0 were free within 0.5 s")
+    with cluster_of_two.hold(2), late, cluster_of_two.hold(1, timeout=0.5):
+        pass
+
+
+def test_what_the_block_raises_comes_through_and_the_workers_are_free_again(cluster_of_two: LocalGPUCluster) -> None:
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), cluster_of_two.hold(2, timeout="60s") as workers:
+            workers.run(travels(lambda: 1 / 0))
+
+
+def test_a_program_that_is_killed_holds_nothing_any_more(cluster_of_two: LocalGPUCluster) -> None:
+    then = f"""
+import hpcgpu
+with hpcgpu.hold(hpcgpu.connect({cluster_of_two.name!r}, quiet=True), 2, quiet=True):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+    program = subprocess.Popen([sys.executable, "-c", f"import time\n{then}"], stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None and program.stdout.readline() == "held\n"
+    with pytest.raises(TimeoutError), cluster_of_two.hold(1, timeout=1):
+        pass
+    program.kill()
+    with cluster_of_two.hold(2) as workers:
+        assert len(workers) == 2
+    program.communicate()
+
+
+def test_an_asynchronous_program_holds_workers_too(cluster_of_two: LocalGPUCluster) -> None:
+    async def program() -> list[str]:
+        async with (
+            await hpcgpu.connect(cluster_of_two.name, asynchronous=True, quiet=True) as client,
+            hpcgpu.hold(client, 2, quiet=True) as workers,
+        ):
+            answers: list[str] = await workers.run(travels(lambda: os.environ["RANK"]))
+            return answers
+
+    assert asyncio.run(program()) == ["0", "1"]
