@@ -1,4 +1,7 @@
-"""The lease of a cluster's manager: its heartbeats renew it, and without them the scheduler ends."""
+"""The lease of a cluster's manager: its heartbeats renew it, and without them the scheduler ends.
+
+How long it lasts is the option `lease`, see `hpcgpu.options.shared_options_and_defaults`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The commands that a job becomes: ``dask scheduler`` or ``dask cuda worker``, with values that only the job knows."""
+"""The commands that a job becomes: ``dask scheduler`` or ``dask cuda worker``, with values that only the job knows.
+
+The template of the job's script has the rest: resources, memory, threads and directories
+(``templates/worker_command.j2``).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """When a failed job is replaced, and when replacement stops: the kind of failure, and the time to wait. No I/O.
 
-How many jobs may fail in a row is the option `worker_restarts`.
+How many jobs may fail in a row is the option `worker_restarts`, see `hpcgpu.options.shared_options_and_defaults`.
 """
 
 from __future__ import annotations
