@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, overload, runtime_checkable
 
 from distributed import Client
+from distributed.comm import CommClosedError
 from distributed.core import connect
 
 from hpcgpu.batch.base import JobState
@@ -83,6 +84,7 @@ class HeldWorkers(Sequence[HeldWorker]):
         self.client = client
         self._members = members
         self._comm = comm
+        self._lost = asyncio.Event()
         self._watching = asyncio.ensure_future(self._watch())
 
     @overload
@@ -144,23 +146,30 @@ class HeldWorkers(Sequence[HeldWorker]):
         call = asyncio.ensure_future(
             self.client.run(run_ranked, function, *given, self.environments, workers=self.addresses)
         )
-        await asyncio.wait([call, self._watching], return_when=asyncio.FIRST_COMPLETED)
-        if not self._watching.done() and isinstance(call.exception(), OSError):
-            await asyncio.wait([self._watching], timeout=_REPORTED)
-        if self._watching.done():
+        try:
+            await asyncio.wait([call, self._watching], return_when=asyncio.FIRST_COMPLETED)
+            if not call.done() or isinstance(call.exception(), CommClosedError):
+                await self._raise_loss()
+            answers = call.result()
+            return [answers[address] for address in self.addresses]
+        finally:
             call.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await call
-            self._watching.result()
-        answers = call.result()
-        return [answers[address] for address in self.addresses]
+            call.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _raise_loss(self) -> None:
+        """Raise `ClusterError` if a worker was lost; the scheduler may notice that a moment after the program."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._lost.wait(), _REPORTED)
+            await self._watching
 
     async def _watch(self) -> None:
         """Raise `ClusterError` when a worker is lost."""
         try:
             message = await self._comm.read()
         except OSError as error:
+            self._lost.set()
             raise ClusterError("the scheduler is gone, and with it all held workers") from error
+        self._lost.set()
         name, job = message["lost"], message["job"]
         why = await self._why_lost(job["name"]) if isinstance(self.client.cluster, _OwnCluster) and job else ""
         raise ClusterError(f"{lost_words(name, job)}{': ' if why else ''}{why}. The other workers are free again")
@@ -188,17 +197,14 @@ class HeldWorkers(Sequence[HeldWorker]):
 
     async def let_go(self, error: BaseException | None) -> None:
         """Let the workers go; raise `ClusterError` if one was lost and the block failed for that reason."""
-        if isinstance(error, Exception) and not isinstance(error, ClusterError):
-            await asyncio.wait([self._watching], timeout=_REPORTED if isinstance(error, OSError) else 0)
-        self._comm.abort()
-        if not self._watching.done():
+        failed = isinstance(error, Exception) and not isinstance(error, ClusterError)
+        try:
+            if failed and (isinstance(error, CommClosedError) or self._lost.is_set()):
+                await self._raise_loss()
+        finally:
+            self._comm.abort()
             self._watching.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await self._watching
-        elif isinstance(error, Exception) and not isinstance(error, ClusterError):
-            self._watching.result()
-        else:
-            self._watching.exception()
+            self._watching.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 class Hold:
@@ -225,11 +231,14 @@ class Hold:
         self.client, self.n_workers, self.resources, self.timeout = client, n_workers, resources, timeout
         self.quiet, self._closes = quiet, closes
         self._free = 0
+        self._comm: Any = None
 
     def __enter__(self) -> HeldWorkers:
         try:
             workers: HeldWorkers = self.client.sync(self.__aenter__)
         except BaseException:
+            if self._comm is not None:  # Ctrl-C may come when the workers are there already
+                self.client.loop.add_callback(self._comm.abort)
             if self._closes:
                 self.client.close()
             raise
@@ -245,13 +254,18 @@ class Hold:
     async def __aenter__(self) -> HeldWorkers:
         if self.client.asynchronous:
             await self.client
-        comm = await connect(self.client.scheduler.address, **self.client.connection_args)
+        self._comm = comm = await connect(self.client.scheduler.address, **self.client.connection_args)
         try:
             async with asyncio.timeout(self.timeout):
                 await comm.write({"op": "hpcgpu_hold", "n_workers": self.n_workers, "resources": self.resources})
                 infos = await self._wait(comm)
                 run = self.client.run  # this is the client's event loop, so it returns an awaitable
                 ports = await asyncio.gather(*[run(free_port, one["host"], workers=[one["address"]]) for one in infos])
+            members = [_member(one, port[one["address"]]) for one, port in zip(infos, ports, strict=True)]
+            self._workers = HeldWorkers(self.client, members, comm)
+            if not self.quiet and (ends := await in_thread(self._workers.first_end)):
+                print(f"hpcgpu: {counted(len(members), 'worker')} held; {ends}", file=sys.stderr)
+            return self._workers
         except BaseException as error:
             comm.abort()
             if isinstance(error, TimeoutError) and self.timeout is not None:
@@ -259,12 +273,9 @@ class Hold:
                 raise TimeoutError(
                     f"hold: {wanted} requested, and {self._free} were free within {self.timeout:g} s"
                 ) from None
+            if isinstance(error, CommClosedError):
+                raise ClusterError("hold: the scheduler or a worker was lost before the block began") from error
             raise
-        members = [_member(one, port[one["address"]]) for one, port in zip(infos, ports, strict=True)]
-        self._workers = HeldWorkers(self.client, members, comm)
-        if not self.quiet and (ends := self._workers.first_end()):
-            print(f"hpcgpu: {counted(len(members), 'worker')} held; {ends}", file=sys.stderr)
-        return self._workers
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
@@ -282,12 +293,15 @@ class Hold:
         with Progress(self.quiet) as progress:
             while True:
                 done, _ = await asyncio.wait([reading], timeout=1.0)
-                if done and "held" in (message := reading.result()):
-                    found: list[HeldWorkerInfo] = message["held"]
-                    return found
-                if done and "lost" in message:
-                    raise ClusterError(lost_words(message["lost"], message["job"]))
                 if done:
+                    message = reading.result()
+                    if not isinstance(message, dict):  # it does not know this request
+                        raise ClusterError(f"hold: {comm.peer_address} is no scheduler of a cluster of hpcgpu")
+                    if "held" in message:
+                        found: list[HeldWorkerInfo] = message["held"]
+                        return found
+                    if "lost" in message:
+                        raise ClusterError(lost_words(message["lost"], message["job"]))
                     self._free = message["free"]
                     reading = _reading(comm)
                 progress.update(

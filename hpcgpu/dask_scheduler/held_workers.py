@@ -11,7 +11,7 @@ import asyncio
 import pickle
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from distributed.core import Status
@@ -59,6 +59,7 @@ class Holds:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self._holds: list[_Hold] = []
+        self._addresses: frozenset[str] = frozenset()
 
     def sizes(self) -> list[HoldSize]:
         """Return the sizes of all sets: the cluster needs so many workers for them."""
@@ -66,7 +67,7 @@ class Holds:
 
     def held(self, ws: WorkerState) -> bool:
         """Whether a program holds a worker."""
-        return any(ws in hold.members for hold in self._holds if hold.lost is None)
+        return ws.address in self._addresses
 
     async def hold(self, comm: Comm, n_workers: int, resources: Mapping[str, float] | None = None) -> Status:
         """Hold workers for the program at the other end, as long as the connection lasts.
@@ -92,6 +93,7 @@ class Holds:
             pass  # the program has ended
         finally:
             self._holds.remove(hold)
+            self._count()
             ended.cancel()
             comm.abort()
             self.assign()
@@ -123,6 +125,7 @@ class Holds:
             if len(free) >= hold.size["workers"]:
                 hold.members = _in_few_jobs(free)[: hold.size["workers"]]
                 hold.changed.set()
+                self._count()
             elif len(free) != hold.free:
                 hold.free = len(free)
                 hold.changed.set()
@@ -137,15 +140,20 @@ class Holds:
             if lost is not None:
                 hold.lost = hold.lost or lost
                 hold.changed.set()
-                self._fail_tasks_of(lost)
+                self._count()
+                self._fail_tasks_of(lost, {ws.address for ws in hold.members} - self.scheduler.workers.keys())
         self.assign()
 
-    def _fail_tasks_of(self, lost: WorkerState) -> None:
-        """Let the tasks fail that no other worker may run."""
+    def _count(self) -> None:
+        """Record which workers are held: the scheduler asks for each worker, again and again."""
+        self._addresses = frozenset(ws.address for hold in self._holds if hold.lost is None for ws in hold.members)
+
+    def _fail_tasks_of(self, lost: WorkerState, gone: Set[str]) -> None:
+        """Let the tasks fail that may run on lost members only."""
         error = ClusterError(f"{lost_words(str(lost.name), _job_of(lost))}, and this task may run there only")
         stimulus = f"hpcgpu-hold-{time.time()}"
         for ts in list(self.scheduler.unrunnable):
-            if ts.worker_restrictions and set(ts.worker_restrictions) <= {lost.address, str(lost.name)}:
+            if ts.worker_restrictions and set(ts.worker_restrictions) <= gone:
                 ts.exception_blame, ts.exception, ts.exception_text = ts, pickle.dumps(error), str(error)
                 self.scheduler.transitions({ts.key: "erred"}, stimulus)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
@@ -10,6 +9,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from distributed.utils import has_arg, iscoroutinefunction
+
+from hpcgpu.posix.threads import in_thread
 
 if TYPE_CHECKING:
     from distributed.worker import Worker
@@ -46,18 +47,30 @@ async def run_ranked(
     with _variables(environments[dask_worker.address]):
         if iscoroutinefunction(function):
             return await function(*arguments, **options, **given)
-        return await asyncio.to_thread(function, *arguments, **options, **given)
+        return await in_thread(lambda: function(*arguments, **options, **given))
+
+
+#: The variables of the calls that run now, the last one last; and those of the worker itself, None for a missing one.
+_running: list[Mapping[str, str]] = []
+_own: dict[str, str | None] = {}
 
 
 @contextmanager
 def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of the environment, which are as before when the function has ended."""
-    before = {name: os.environ.get(name) for name in values}
+    """Set variables of the environment; when the last call has ended they are as before.
+
+    A call whose set has lost a member may still run when the worker has the next call: the last call has its variables.
+    """
+    if not _running:
+        _own.clear()
+        _own.update({name: os.environ.get(name) for name in values})
+    _running.append(values)
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
+        _running[:] = [one for one in _running if one is not values]
+        for name, value in (_running[-1] if _running else _own).items():
             if value is None:
                 os.environ.pop(name, None)
             else:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 
 import hpcgpu
+import hpcgpu.client.hold
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.fabric import interface_addresses
@@ -145,6 +146,7 @@ def test_the_loss_of_a_held_worker_is_raised_at_once_with_job_and_reason_and_the
     ):
         lost = workers[-1]
         pinned = client.submit(waits_for_file, str(home), workers=[lost.address])
+        pair = client.submit(waits_for_file, str(home), workers=workers.addresses[2:], pure=False)
         call = threads.submit(workers.run, rank_or_wait, str(home))
         until(lambda: len(list(home.glob("begun-*"))) == 4 and client.processing()[lost.address], "all run")
         queue.cancel([lost.job_id])
@@ -155,6 +157,8 @@ def test_the_loss_of_a_held_worker_is_raised_at_once_with_job_and_reason_and_the
         assert "cancelled" in words and ".log" in words and words.endswith("The other workers are free again")
         with pytest.raises(ClusterError, match="this task may run there only"):
             pinned.result(timeout=60)
+        with pytest.raises(ClusterError, match="this task may run there only"):
+            pair.result(timeout=60)
         with hpcgpu.hold(client, 2) as others:
             assert [w.job for w in others] == 2 * [workers[0].job] and lost.job != workers[0].job
         (home / "go").touch()
@@ -190,6 +194,39 @@ def test_what_the_block_raises_comes_through_and_the_workers_are_free_again(clus
     for _ in range(2):
         with pytest.raises(ZeroDivisionError), cluster_of_two.hold(2, timeout="60s") as workers:
             workers.run(travels(lambda: 1 / 0))
+
+
+def test_an_error_of_the_block_that_is_no_loss_is_raised_without_a_wait(
+    cluster_of_two: LocalGPUCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hpcgpu.client.hold, "_REPORTED", 1e6)
+    with pytest.raises(FileNotFoundError), cluster_of_two.hold(2) as workers:
+        workers.run(travels(lambda: Path("/not/there").read_text()))
+    with pytest.raises(FileNotFoundError), cluster_of_two.hold(2):
+        Path("/not/there").read_text()
+
+
+def test_calls_that_overlap_have_their_own_ranks_when_they_begin_and_leave_nothing(
+    cluster_of_two: LocalGPUCluster, home: Path, until: Until
+) -> None:
+    with Client(cluster_of_two) as client, ThreadPoolExecutor(1) as threads:
+        with cluster_of_two.hold(2) as workers:
+            early = threads.submit(workers.run, rank_or_wait, str(home))
+            until(lambda: len(list(home.glob("begun-*"))) == 2, "the first call runs on both")
+            assert workers.run(travels(lambda: os.environ["RANK"])) == ["0", "1"]
+            (home / "go").touch()
+            assert early.result() == ["0", "1"]
+        assert set(client.run(lambda: os.environ.get("RANK")).values()) == {None}
+
+
+def test_a_scheduler_that_is_not_of_hpcgpu_is_named(home: Path) -> None:
+    with (
+        LocalCluster(n_workers=0, dashboard_address=None, processes=False) as other,
+        Client(other) as client,
+        pytest.raises(ClusterError, match=r"is no scheduler of a cluster of hpcgpu"),
+        hpcgpu.hold(client, 1),
+    ):
+        pass
 
 
 def test_a_program_that_is_killed_holds_nothing_any_more(cluster_of_two: LocalGPUCluster) -> None:
