@@ -189,9 +189,9 @@ def look(done: subprocess.CompletedProcess[str], user: User) -> None:
         assert environment["GREETING"] == 'it\'s "me" $HOME' and "VIRTUAL_ENV" not in environment
         assert environment["HPCGPU_JOB_NAME"].startswith("inside-")
     log = user.log("0")
-    # Dask has its own handler a moment after its worker has joined; until then ours ends the process, or the fork
-    # server dies first, which the nanny calls an unknown signal.
-    received = re.search(r"Received signal SIGTERM|SystemExit\W+143|killed by unknown signal", log)
+    # Dask has its own handler a moment after its worker has joined; until then ours ends the process, which may be
+    # logged or not, or the fork server dies first, which the nanny calls an unknown signal.
+    received = re.search(r"Received signal SIGTERM|SystemExit\W+143|End worker|killed by unknown signal", log)
     assert received, f"to cancel a job reaches the process in the container:\n{log}"
     wait_until(lambda: not user.processes(), "no process of the cluster is left")
 
