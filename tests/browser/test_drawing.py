@@ -85,6 +85,19 @@ def test_text_of_others_is_shown_as_text(picture: Drawing) -> None:
     assert picture.whole.locator("a:visible").count() == 0, "nor one to another site that looks like a path of this one"
 
 
+def test_an_empty_log_is_read_again_until_something_is_written(picture: Drawing) -> None:
+    picture.draw(drawing.snapshot())
+    whole, page = picture.whole, picture.page
+    whole.get_by_role("button", name="flights-1", exact=True).click()
+    whole.get_by_text("Nothing is written yet.").wait_for()
+    page.evaluate("() => { window.answer = () => 'dask cuda worker' }")
+    picture.draw(drawing.snapshot())
+    whole.locator("pre").get_by_text("dask cuda worker").wait_for()
+    asked = picture.asked()
+    picture.draw(drawing.snapshot())
+    assert picture.asked() == asked, "a log with text is read when the user asks for it"
+
+
 def test_a_thousand_jobs_are_a_summary_and_a_few_rows_and_all_of_them_on_request(picture: Drawing) -> None:
     picture.draw(drawing.thousand())
     whole = picture.whole

@@ -485,13 +485,17 @@ function logPanel(read) {
   const element = el("section", { class: "hpcgpu-log", hidden: true, "aria-label": "Log of a job" }, el("div", { class: "hpcgpu-line" }, title, again, close), text);
   let name = "";
   let back = null;
+  let empty = false;
   async function show() {
+    empty = false;
     const of = name;
     setText(title, `Log of ${of}`);
     element.setAttribute("aria-label", `Log of ${of}`);
     try {
       const log = await read(of, (note) => of === name && setText(text, note));
-      if (of === name) setText(text, log || "Nothing is written yet.");
+      if (of !== name) return;
+      empty = !log;
+      setText(text, log || "Nothing is written yet.");
     } catch (error) {
       if (of === name) setText(text, `The log cannot be read: ${error.message}`);
     }
@@ -512,6 +516,10 @@ function logPanel(read) {
       element.hidden = false;
       setText(text, "Reading ...");
       show();
+    },
+    // A job that has just started has an empty log: it is read again until there is something.
+    update: () => {
+      if (empty && !element.hidden) show();
     },
   };
 }
@@ -674,6 +682,7 @@ export function clusterView(root, { actions = {} } = {}) {
       content.hidden = false;
       panel.setAttribute("aria-label", `Cluster ${snapshot.name}`);
       for (const part of Object.values(parts)) part.update(snapshot);
+      log?.update();
       sections.jobs.hidden = snapshot.jobs.length === 0;
       for (const name of ["timeline", "gpus"]) sections[name].hidden = parts[name].element.hidden;
     },
