@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hpcgpu.client.hold import HeldWorker as HeldWorker
     from hpcgpu.client.hold import HeldWorkers as HeldWorkers
     from hpcgpu.client.hold import hold as hold
+    from hpcgpu.client.upload_package import upload_package as upload_package
     from hpcgpu.cluster.gpucluster import GPUCluster as GPUCluster
     from hpcgpu.cluster.system_classes import LocalGPUCluster as LocalGPUCluster
     from hpcgpu.cluster.system_classes import PBSGPUCluster as PBSGPUCluster
@@ -43,6 +44,7 @@ _HOMES = {
     "connect": "hpcgpu.client.connect",
     "hold": "hpcgpu.client.hold",
     "snapshot": "hpcgpu.existing_clusters.snapshot",
+    "upload_package": "hpcgpu.client.upload_package",
 }
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "connect",
     "hold",
     "snapshot",
+    "upload_package",
 ]
 __all__ += errors.__all__
 

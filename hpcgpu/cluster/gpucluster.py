@@ -18,6 +18,7 @@ from distributed.deploy.spec import NoOpAwaitable
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem
 from hpcgpu.client.hold import Hold, check_number
+from hpcgpu.client.upload_package import upload
 from hpcgpu.cluster import notebook
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
 from hpcgpu.cluster.cluster_inspection import ClusterInspection
@@ -295,6 +296,39 @@ class GPUCluster(ClusterInspection):
             quiet=self.options.cluster.quiet,
             closes=True,
         )
+
+    # Packages
+
+    def upload_package(self, path: str | Path) -> list[str] | Awaitable[list[str]]:
+        """Give a package of your own to all workers, present and later, and to the scheduler.
+
+        See `hpcgpu.upload_package`.
+
+        Parameters
+        ----------
+        path : str or Path
+            A wheel, a source tree, or the directory of a package.
+
+        Returns
+        -------
+        list of str
+            What tasks can import now.
+
+        Raises
+        ------
+        OptionError
+            There is no package, it is too large, or it has what cannot be uploaded. Nothing was uploaded.
+        NotTrusted
+            Other users can change it.
+        ClusterError
+            The cluster has failed, was closed, or its directory was removed.
+        """
+        self._check_usable()
+        return self.sync(self._upload_package, path)  # type: ignore[no-any-return]
+
+    async def _upload_package(self, path: str | Path) -> list[str]:
+        async with Client(self, asynchronous=True, set_as_default=False) as client:
+            return await upload(client, path)
 
     # Scaling
 

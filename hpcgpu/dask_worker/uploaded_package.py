@@ -1,0 +1,131 @@
+"""A package of the user on workers and scheduler: unpacked into a private directory, first on `sys.path`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import io
+import secrets
+import shutil
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distributed import WorkerPlugin
+from distributed.worker import Worker
+
+#: Of this process: the scheduler may run in the user's program.
+PROCESS = secrets.token_hex(8)
+
+#: The packages that this process has, by their names, with their directories.
+_here: dict[str, tuple[Package, Path]] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A package that was packed.
+
+    Attributes
+    ----------
+    name : str
+        Of the distribution.
+    modules : tuple of str
+        What can be imported.
+    archive : bytes
+        A zip file of what is installed.
+    """
+
+    name: str
+    modules: tuple[str, ...]
+    archive: bytes = field(repr=False)
+
+
+def plugin_name(package: str) -> str:
+    """Return the name of the plugin of a package on the workers."""
+    return f"hpcgpu-package-{package}"
+
+
+class UploadedPackage(WorkerPlugin):  # type: ignore[misc]
+    """Gives a package to each worker, also to those that start later.
+
+    Parameters
+    ----------
+    package : Package
+    """
+
+    def __init__(self, package: Package) -> None:
+        self.package = package
+
+    async def setup(self, worker: Worker) -> None:
+        """Unpack the package before the worker takes tasks."""
+        await install(self.package, worker.local_directory)
+
+
+async def install_on_scheduler(package: Package, process: str, dask_scheduler: Any) -> list[str]:
+    """Install a package in the process of the scheduler, which unpickles the graphs of programs.
+
+    Returns
+    -------
+    list of str
+        Names of other packages that it replaces.
+    """
+    return await install(package, dask_scheduler.local_directory, own=process == PROCESS)
+
+
+async def install(package: Package, local_directory: str, *, own: bool = False) -> list[str]:
+    """Install a package in this process, in place of those that have the same modules.
+
+    Parameters
+    ----------
+    package : Package
+    local_directory : str
+        The directory of the Dask server, for temporary files.
+    own : bool, default False
+        Whether this process is the program that uploads: what it has imported stays.
+
+    Returns
+    -------
+    list of str
+        Names of other packages that were replaced.
+    """
+    place = await asyncio.to_thread(_unpack, package, local_directory)
+    replaced = [
+        name
+        for name, (earlier, _) in _here.items()
+        if name == package.name or not set(earlier.modules).isdisjoint(package.modules)
+    ]
+    gone = [_here.pop(name) for name in replaced]
+    for _, there in gone:
+        if str(there) in sys.path:
+            sys.path.remove(str(there))
+    if own:
+        sys.path.append(str(place))
+    else:
+        sys.path.insert(0, str(place))
+        _forget({*package.modules, *(module for earlier, _ in gone for module in earlier.modules)})
+    importlib.invalidate_caches()
+    _here[package.name] = package, place
+    for _, there in gone:
+        await asyncio.to_thread(shutil.rmtree, there, ignore_errors=True)
+    return [name for name in replaced if name != package.name]
+
+
+def _unpack(package: Package, local_directory: str) -> Path:
+    place = Path(tempfile.mkdtemp(prefix=f"package-{package.name}-", dir=local_directory))
+    with zipfile.ZipFile(io.BytesIO(package.archive)) as archive:
+        archive.extractall(place)
+    return place
+
+
+def _forget(modules: set[str]) -> None:
+    """Let the next import of these modules read them anew. Code that runs keeps what it has imported."""
+    gone = [name for name in sys.modules if any(f"{name}.".startswith(f"{module}.") for module in modules)]
+    for name in gone:
+        parent, _, own = name.rpartition(".")
+        if parent in sys.modules and parent not in gone:  # a namespace package
+            vars(sys.modules[parent]).pop(own, None)
+    for name in gone:
+        del sys.modules[name]

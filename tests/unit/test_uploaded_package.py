@@ -1,0 +1,63 @@
+"""How a package that a program uploads is installed in the process of a Dask server."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpcgpu.client.pack_package import pack
+from hpcgpu.dask_worker import uploaded_package
+from hpcgpu.dask_worker.uploaded_package import Package, install
+
+
+@pytest.fixture(autouse=True)
+def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(uploaded_package, "_here", {})
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("own_"):
+            del sys.modules[name]
+
+
+def packed(place: Path, version: int, *names: str) -> Package:
+    place.mkdir()
+    for name in names:
+        (place / "src" / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / "src" / name).write_text(f"VERSION = {version}\n")
+    return pack(place)
+
+
+async def test_a_part_of_a_namespace_package_is_replaced_and_the_others_stay(tmp_path: Path) -> None:
+    await install(packed(tmp_path / "first", 1, "own_space/part/__init__.py", "own_space/part/sub.py"), str(tmp_path))
+    await install(packed(tmp_path / "other", 1, "own_space/other.py"), str(tmp_path))
+    part, other = (importlib.import_module(f"own_space.{name}") for name in ("part.sub", "other"))
+    new = packed(tmp_path / "second", 2, "own_space/part/__init__.py", "own_space/part/sub.py")
+    assert await install(new, str(tmp_path)) == ["first"]
+    from own_space import other as now_other
+    from own_space import part as now_part
+    from own_space.part import sub as now_sub
+
+    assert now_other is other and (now_part.VERSION, now_sub.VERSION, part.VERSION) == (2, 2, 1)
+    assert sum(str(tmp_path) in place for place in sys.path) == 2 == len([*tmp_path.glob("package-*")])
+
+
+async def test_code_that_runs_keeps_the_modules_that_it_has(tmp_path: Path) -> None:
+    await install(packed(tmp_path / "first", 1, "own_kept/__init__.py", "own_kept/sub.py"), str(tmp_path))
+    importlib.import_module("own_kept.sub")
+    running = importlib.import_module("own_kept")
+    await install(packed(tmp_path / "second", 2, "own_kept/__init__.py", "own_kept/sub.py"), str(tmp_path))
+    assert (running.VERSION, running.sub.VERSION, importlib.import_module("own_kept.sub").VERSION) == (1, 1, 2)
+
+
+async def test_a_package_whose_name_begins_alike_stays(tmp_path: Path) -> None:
+    await install(packed(tmp_path / "first", 1, "own_name.py"), str(tmp_path))
+    await install(packed(tmp_path / "longer", 1, "own_names.py"), str(tmp_path))
+    longer = importlib.import_module("own_names")
+    assert await install(packed(tmp_path / "second", 2, "own_name.py"), str(tmp_path)) == ["first"]
+    assert importlib.import_module("own_names") is longer and importlib.import_module("own_name").VERSION == 2
