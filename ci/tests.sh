@@ -26,6 +26,7 @@ parts() {
     once=("${once[@]/#/--ignore=tests/unit/test_}")
     echo .venv-lowest/bin/python -m pytest tests/canaries tests/unit -p no:cacheprovider "${once[@]/%/.py}"
     echo "$test" tests/docs
+    echo .venv/bin/python tests/gpu/run.py --dry-run
     printf "$test tests/%s.py\n" "${long[@]}"
     echo .venv/bin/python -m mypy
     for file in tests/{local,browser}/test_*.py; do
