@@ -22,7 +22,7 @@ parts() {
     echo "$test" "${slurm}_scaling.py"
     echo "$test" tests --ignore=tests/slurm --ignore=tests/local --ignore=tests/docs --ignore=tests/browser --ignore=tests/site
     # What needs Python alone is the same with the oldest releases of others. Types and shell scripts need tools that are not there.
-    local once=(adaptive_policy create_directory histories layers public_names ran repository stage_attacks stage_unpacking words typed scripts)
+    local once=(adaptive_policy create_directory histories layers public_names ran repository stage_attacks stage_unpacking tpch words typed scripts)
     once=("${once[@]/#/--ignore=tests/unit/test_}")
     echo .venv-lowest/bin/python -m pytest tests/canaries tests/unit -p no:cacheprovider "${once[@]/%/.py}"
     echo "$test" tests/docs
