@@ -180,6 +180,7 @@ def test_a_request_that_no_node_can_fill_is_said(pbs: Site, options: dict[str, A
     assert pbs.alive() == {}
 
 
+@pytest.mark.timeout(180)  # a start that does not notice it would wait for ever
 def test_a_scheduler_job_that_can_never_run_is_said_and_its_held_workers_are_deleted(pbs: Site) -> None:
     options = CPU | {"name": "big", "scheduler": {"cores": 999}, "poll_interval": 3600.0}
     with pytest.raises(ClusterError, match=r"scheduler job 0\.pbs01 \(big-scheduler\) will never start.*Can Never Run"):

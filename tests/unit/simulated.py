@@ -220,7 +220,10 @@ class Site:
     async def settled(self) -> None:
         """Let all that is under way come to its end."""
         while self.state.tasks:
-            await asyncio.wait(self.state.tasks)
+            ended, others = await asyncio.wait(self.state.tasks, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            for task in others if not ended else ():
+                task.cancel()
+            assert ended, f"within a minute none of these came to its end: {others}; the jobs: {self.shown}"
 
     async def passes(self, seconds: float, step: float = 1.0) -> None:
         """Let time pass: a decision each `step`, a poll each ten of them."""

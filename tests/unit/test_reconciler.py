@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed.security import Security
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
@@ -27,6 +28,7 @@ from hpcgpu.manager import reconciler as reconciler_module
 from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.cluster_phases import Kind, Ownership
 from hpcgpu.manager.periodic_tasks import Periodic
+from hpcgpu.manager.start_cluster import Starter
 from hpcgpu.manager.take_over import attach
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling import worker_names
@@ -496,10 +498,13 @@ async def test_a_job_whose_data_fits_nowhere_else_stays_and_counts(site: Site) -
 
 async def passes_until(site: Site, until: Callable[[], object]) -> None:
     """Let time pass while jobs drain: a second each time that the workers are asked, however long the queue takes."""
+    began = site.now
     while not until():
+        assert site.now - began < HOUR, f"what the test waits for has not happened for an hour: {site.shown}"
         site.now += 1
         asked = site.client.asked
         while site.client.asked == asked and not until():
+            assert site.state.tasks, f"no job drains any more, and what the test waits for did not happen: {site.shown}"
             await asyncio.sleep(0)
 
 
@@ -656,6 +661,29 @@ async def test_a_job_that_can_never_start_pauses_adaptive_scaling(site: Site) ->
     [told] = [text for text in site.warned if "will never start: its walltime is above your limit" in text]
     assert "Adaptive scaling is paused until you scale or adapt the group again, or call" in told
     assert site.group.failures.paused and len(site.registry.active) == 2
+
+
+async def test_a_start_ends_with_an_error_if_its_scheduler_job_can_never_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path)
+    poll = site.queue.poll
+
+    def never(job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        return {
+            job_id: replace(status, reason="QOSMaxWallDurationPerJobLimit") for job_id, status in poll(job_ids).items()
+        }
+
+    monkeypatch.setattr(site.queue, "poll", never)
+    periodic = Periodic(site.reconciler, site.options.cluster)
+    start = asyncio.ensure_future(Starter(site.reconciler, periodic, site.options, Security()).start())
+    await asyncio.wait([start], timeout=60)
+    still_waits = start.cancel()
+    for task in periodic.tasks:
+        task.cancel()
+    assert not still_waits, "the start waits for a scheduler job that can never start"
+    with pytest.raises(ClusterError, match=r"scheduler job 1 \(demo-scheduler\) will never start"):
+        await start
 
 
 # What is shown
