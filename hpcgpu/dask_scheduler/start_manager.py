@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 
 from hpcgpu.batch import batch_system
 from hpcgpu.errors import BatchError
+from hpcgpu.fabric import collectives_interface
 from hpcgpu.runtime import stage
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -62,6 +64,7 @@ class ManagerProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env=collectives_interface.without(os.environ),  # the interfaces of this node
                 pass_fds=stage.lock(),  # the same environment: it cancels jobs after the scheduler was killed
             )
         self.problem = ""

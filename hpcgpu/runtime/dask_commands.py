@@ -69,7 +69,7 @@ def worker_command(
         ucx_authentication.install()  # for the nannies, which run in this process
         set_ucx_defaults()
     host = contact.workers.split("://", 1)[1].rpartition(":")[0].strip("[]")
-    os.environ.update(collectives_interface.variables(os.environ, interface, host))
+    collectives_interface.set_in(os.environ, interface, host)
     if interface:
         command += ["--interface", interface]
     elif contact.workers.startswith("authenticated"):  # Dask itself does this for tcp and tls
@@ -97,8 +97,11 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     command = [*arguments.command, "--protocol", f"{workers},{stream}"]
     default = interface_addresses.default_interface(node.addresses)
     outer = arguments.client_interface or default or chosen.interface
+    inner = chosen.interface or default or outer
     if outer:
-        command += ["--interface", f"{chosen.interface or default or outer},{outer}"]
+        command += ["--interface", f"{inner},{outer}"]
+    # Libraries such as RAFT let the workers meet at a port that NCCL opens here.
+    collectives_interface.set_in(os.environ, inner, "")
     if "--dashboard-address" not in command:  # only where clients and their proxies reach the scheduler
         command += ["--dashboard-address", f"{node.addresses.get(outer or '', '127.0.0.1')}:0"]
     os.environ["HPCGPU_SCHEDULER_JOB"] = own.job_id

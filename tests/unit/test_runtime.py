@@ -677,6 +677,7 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
     command = dask_commands.scheduler_command(arguments, directory, OwnJob(job_id="17", name="demo-scheduler"))  # type: ignore[arg-type]
     assert "ucx,tls" in command or "ucx,tcp" in command
     assert json.loads(dask_commands.os.environ["HPCGPU_FABRIC"])["fabric"].startswith(why)
+    assert dask_commands.os.environ["NCCL_SOCKET_IFNAME"] == "=ib0", "that of the workers"
 
 
 class Listening:

@@ -44,9 +44,11 @@ async def test_the_end_of_a_manager_is_a_problem_unless_it_ends_as_intended(
     manager: ManagerProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int
 ) -> None:
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
+    python.write_text(f'#!/bin/sh\necho "$@" "$NCCL_SOCKET_IFNAME"\nexit {code}\n')
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=ib0")
+    monkeypatch.setenv("HPCGPU_COLLECTIVES", "NCCL_SOCKET_IFNAME")
     assert await manager.start() == ""
     assert manager._watch is not None
     await manager._watch
@@ -54,6 +56,7 @@ async def test_the_end_of_a_manager_is_a_problem_unless_it_ends_as_intended(
     failure = f"adaptive scaling stopped: the manager in the scheduler job ended with exit code {code}. Log: {log}"
     assert manager.problem == (failure if code else "")
     assert log.read_text().startswith("-P -m hpcgpu."), "nothing is imported from the working directory"
+    assert "ib0" not in log.read_text(), "the jobs of the manager run on nodes with other interfaces"
 
 
 async def test_no_manager_starts_where_compute_nodes_do_not_reach_the_queue(
