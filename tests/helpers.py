@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -167,6 +168,39 @@ def travels(function: Any) -> Any:
     """Let a function be pickled by value: jobs cannot import this module."""
     function.__module__ = "__main__"
     return function
+
+
+@travels
+def waits_for_file(place: str) -> None:
+    """A task or call that runs until there is a file."""
+    while not Path(place, "go").exists():
+        time.sleep(0.1)
+
+
+@travels
+def sum_over_ranks(own: int, rank: int, world: int, where: tuple[str, int]) -> int:
+    """Add a number of each rank over sockets, as a library of collectives does; the first rank listens."""
+    total = own
+    if rank == 0:
+        others = []
+        with socket.create_server(where) as server:
+            for _ in range(world - 1):
+                other, _ = server.accept()
+                others.append(other)
+                total += int(other.makefile().readline())
+            for other in others:
+                other.sendall(f"{total}\n".encode())
+                other.close()
+        return total
+    while True:
+        try:
+            connection = socket.create_connection(where)
+            break
+        except ConnectionRefusedError:  # the first rank does not listen yet
+            time.sleep(0.05)
+    with connection:
+        connection.sendall(f"{own}\n".encode())
+        return int(connection.makefile().readline())
 
 
 @travels

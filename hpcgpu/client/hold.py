@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, Protocol, cast, overload, runtime_checkable
 
 from distributed import Client
 from distributed.comm import CommClosedError
 from distributed.core import connect
 
 from hpcgpu.batch.base import JobState
+from hpcgpu.client.held_client import HeldClient
 from hpcgpu.dask_scheduler.held_workers import lost_words
 from hpcgpu.dask_scheduler.rpc_types import HeldWorkerInfo
 from hpcgpu.dask_worker.run_ranked import free_port, run_ranked
@@ -78,13 +79,21 @@ class HeldWorker:
 
 
 class HeldWorkers(Sequence[HeldWorker]):
-    """The workers that a program holds, in the order of their ranks."""
+    """The workers that a program holds, in the order of their ranks.
+
+    Attributes
+    ----------
+    client : distributed.Client
+        A client whose calls and tasks use only these workers, for libraries that use all workers of a client.
+    """
 
     def __init__(self, client: Client, members: list[HeldWorker], comm: Any) -> None:
-        self.client = client
+        self._client = client
         self._members = members
         self._comm = comm
+        self._ended = False
         self._lost = asyncio.Event()
+        self.client = cast(Client, HeldClient(client, self.addresses, self._watched))
         self._watching = asyncio.ensure_future(self._watch())
 
     @overload
@@ -140,18 +149,27 @@ class HeldWorkers(Sequence[HeldWorker]):
         ClusterError
             A worker was lost. The function may still run on the others.
         """
-        return self.client.sync(self._run, function, arguments, options)
+        return self._client.sync(self._run, function, arguments, options)
 
     async def _run(self, function: Callable[..., Any], *given: Any) -> list[Any]:
-        call = asyncio.ensure_future(
-            self.client.run(run_ranked, function, *given, self.environments, workers=self.addresses)
+        run = self._client.run  # this is the client's event loop, so it returns an awaitable
+        answers = await self._watched(
+            lambda: run(run_ranked, function, *given, self.environments, workers=self.addresses)
         )
+        return [answers[address] for address in self.addresses]
+
+    async def _watched(self, begin: Callable[[], Awaitable[Any]]) -> Any:
+        """Begin a call on these workers, and wait for it; raise `ClusterError` as soon as one of them is lost."""
+        if self._ended:
+            raise ClusterError("the block that held these workers has ended")
+        if self._watching.done():
+            await self._watching
+        call = asyncio.ensure_future(begin())
         try:
             await asyncio.wait([call, self._watching], return_when=asyncio.FIRST_COMPLETED)
             if not call.done() or isinstance(call.exception(), CommClosedError):
                 await self._raise_loss()
-            answers = call.result()
-            return [answers[address] for address in self.addresses]
+            return call.result()
         finally:
             call.cancel()
             call.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -171,7 +189,7 @@ class HeldWorkers(Sequence[HeldWorker]):
             raise ClusterError("the scheduler is gone, and with it all held workers") from error
         self._lost.set()
         name, job = message["lost"], message["job"]
-        why = await self._why_lost(job["name"]) if isinstance(self.client.cluster, _OwnCluster) and job else ""
+        why = await self._why_lost(job["name"]) if isinstance(self._client.cluster, _OwnCluster) and job else ""
         raise ClusterError(f"{lost_words(name, job)}{': ' if why else ''}{why}. The other workers are free again")
 
     async def _why_lost(self, name: str) -> str:
@@ -187,7 +205,7 @@ class HeldWorkers(Sequence[HeldWorker]):
             await asyncio.sleep(0.5)
 
     def _jobs(self) -> Iterable[JobInfo]:
-        return self.client.cluster.jobs if isinstance(self.client.cluster, _OwnCluster) else []
+        return self._client.cluster.jobs if isinstance(self._client.cluster, _OwnCluster) else []
 
     def first_end(self) -> str:
         """Return which job ends first, and when; empty if that is not known."""
@@ -202,6 +220,7 @@ class HeldWorkers(Sequence[HeldWorker]):
             if failed and (isinstance(error, CommClosedError) or self._lost.is_set()):
                 await self._raise_loss()
         finally:
+            self._ended = True
             self._comm.abort()
             self._watching.cancel()
             self._watching.add_done_callback(lambda done: done.cancelled() or done.exception())

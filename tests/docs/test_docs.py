@@ -51,7 +51,7 @@ def blocks(page: Path) -> Iterator[tuple[int, str, str]]:
         return
     pattern = r"^( *)\.\. code-block:: python\n((?:\1 +:.*\n)*)\n((?:\1 +.*\n|\n)+)"
     for match in re.finditer(pattern, text, re.MULTILINE):
-        how = re.search(r":class: (runs.*)", match[2])
+        how = re.search(r":class: (.*)", match[2])
         yield text[: match.start()].count("\n") + 1, how[1] if how else "", textwrap.dedent(match[3])
 
 
@@ -118,6 +118,12 @@ def test_an_example_runs_on_pretended_gpus_and_prints_what_the_page_says(
     said = run(text, home)
     page = (ROOT / "docs" / "scheduler_gpu.rst").read_text()
     assert "made in a task: 10" in said and textwrap.indent(said, "   ") in page, said
+
+
+def test_an_example_that_needs_a_library_is_run_by_a_test_on_gpus() -> None:
+    needed = {p.values[0].split()[1] for p in BLOCKS if p.values[0].startswith("needs ")}
+    tests = (ROOT / "tests" / "gpu" / "test_gpu_libraries.py").read_text()
+    assert needed and [name for name in needed if f'run("{name}"' not in tests] == []
 
 
 def test_there_are_examples_that_run() -> None:

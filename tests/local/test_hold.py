@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -22,11 +21,12 @@ import hpcgpu.client.hold
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.fabric import interface_addresses
-from tests.helpers import ADAPT, GPU, travels
+from tests.helpers import ADAPT, GPU, sum_over_ranks, travels, waits_for_file
 
 pytestmark = [pytest.mark.shows("Workers that a program holds"), pytest.mark.usefixtures("fake_gpus")]
 
 Until = Callable[..., None]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -42,35 +42,9 @@ def all_reduce(own: int, dask_worker: Any) -> tuple[dict[str, str], int, str]:
     environment = {
         name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     }
-    where, world = (environment["MASTER_ADDR"], int(environment["MASTER_PORT"])), int(environment["WORLD_SIZE"])
-    if environment["RANK"] == "0":
-        total, others = own, []
-        with socket.create_server(where) as server:
-            for _ in range(world - 1):
-                other, _ = server.accept()
-                others.append(other)
-                total += int(other.makefile().readline())
-            for other in others:
-                other.sendall(f"{total}\n".encode())
-                other.close()
-    else:
-        while True:
-            try:
-                connection = socket.create_connection(where)
-                break
-            except ConnectionRefusedError:  # the first rank does not listen yet
-                time.sleep(0.05)
-        with connection:
-            connection.sendall(f"{own}\n".encode())
-            total = int(connection.makefile().readline())
+    where = (environment["MASTER_ADDR"], int(environment["MASTER_PORT"]))
+    total = sum_over_ranks(own, int(environment["RANK"]), int(environment["WORLD_SIZE"]), where)
     return environment, total, str(dask_worker.name)
-
-
-@travels
-def waits_for_file(place: str) -> None:
-    """A task that runs until there is a file."""
-    while not Path(place, "go").exists():
-        time.sleep(0.1)
 
 
 @travels
@@ -217,6 +191,20 @@ def test_calls_that_overlap_have_their_own_ranks_when_they_begin_and_leave_nothi
             (home / "go").touch()
             assert early.result() == ["0", "1"]
         assert set(client.run(lambda: os.environ.get("RANK")).values()) == {None}
+
+
+def test_a_rank_may_not_start_a_process_unless_dask_is_configured_so(cluster_of_two: LocalGPUCluster) -> None:
+    """`test_libraries` shows the other case."""
+
+    def start_process() -> None:
+        import multiprocessing
+
+        multiprocessing.Process(target=print).start()
+
+    words = "daemonic processes are not allowed to have children"
+    assert words in " ".join((ROOT / "docs" / "libraries.rst").read_text().split())
+    with pytest.raises(AssertionError, match=words), cluster_of_two.hold(2) as workers:
+        workers.run(start_process)
 
 
 def test_a_scheduler_that_is_not_of_hpcgpu_is_named(home: Path) -> None:
