@@ -15,7 +15,7 @@ from hpcgpu.batch.queue_monitor import View, observe
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, Superseded
 from hpcgpu.jobs import scheduler_job
 from hpcgpu.manager import closing as closing_of_cluster
-from hpcgpu.manager import draining
+from hpcgpu.manager import draining, program_exit
 from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.cluster_phases import Kind, Ownership, Phase
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
@@ -296,6 +296,7 @@ async def test_a_cluster_whose_jobs_the_queue_does_not_cancel_at_the_close_ends_
     site.forgets("demo-0")
     await site.polled()  # one answer without the job does not prove that it has ended
     refuses(site, monkeypatch)
+    monkeypatch.setattr(program_exit, "_guarded", {site.state.dispatcher})
     site.reconciler.order(Close())
     site.state.closes()
     closing = Closing(site.reconciler, quiet=True)
@@ -303,6 +304,7 @@ async def test_a_cluster_whose_jobs_the_queue_does_not_cancel_at_the_close_ends_
     await closing.wait()
     closing.finish()
     assert ended == [site.state.dispatcher.manager]
+    assert program_exit._guarded == {site.state.dispatcher}, "the end of the program cancels them again"
     [told] = [text for text in site.warned if "may still be in the queue" in text]
     assert "Access/permission denied" in told and "cancels what is left" in told
     assert set(closing.left) == {job.job_id for job in site.registry.jobs.values()}
