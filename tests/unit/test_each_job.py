@@ -220,6 +220,11 @@ def test_a_cluster_that_is_lost_keeps_its_jobs_if_another_program_started_it(att
     assert ownership.leaves_jobs(Phase(Kind.SUPERSEDED, before=lost), cancelled=True)
 
 
+def test_the_close_of_a_detached_cluster_ends_no_job() -> None:
+    detached = Phase(Kind.DETACHED, before=Phase(Kind.RUNNING))
+    assert Ownership(ends_jobs=True, ends_at_exit=False).leaves_jobs(detached, cancelled=False)
+
+
 def test_a_job_that_the_queue_forgot_does_not_run_though_the_accounting_has_missed_its_end() -> None:
     views = {"7": View(JobStatus(job_id="7", name="demo-0", state=JobState.RUNNING), submitted=0.0)}
     recorded = {"7": JobStatus(job_id="7", name="demo-0", state=JobState.RUNNING)}

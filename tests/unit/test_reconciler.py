@@ -136,6 +136,26 @@ async def test_the_tasks_of_a_job_that_crashes_are_charged(site: Site) -> None:
     assert "it used more memory than it requested (the default of the queue)" in site.warned[0]
 
 
+async def test_a_crash_that_the_scheduler_could_not_be_told_is_charged_as_soon_as_it_answers(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, errors = site.client.ended, [TimeoutError(), OSError("Connection reset by peer")]
+
+    async def late(names: Iterable[str], crashed: Iterable[str]) -> None:
+        if errors:
+            raise errors.pop()
+        await ended(names, crashed)
+
+    monkeypatch.setattr(site.client, "ended", late)
+    await site.passes(60, step=10)
+    await site.ends("demo-0", JobState.OUT_OF_MEMORY)
+    await site.polled()
+    assert not errors and not site.client.blamed
+    await site.polled()
+    await site.polled()
+    assert site.client.blamed == ["demo-0"], "and only once"
+
+
 @pytest.mark.parametrize("given", [None, "--exclude=n7", "--exclude n7", "-x n7"])
 async def test_a_node_that_fails_is_avoided_with_those_that_the_user_excludes(site: Site, given: str | None) -> None:
     """The batch system follows the last such option only."""

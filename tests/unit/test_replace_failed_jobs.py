@@ -109,3 +109,11 @@ def test_workers_that_are_lost_days_after_others_are_not_lost_in_a_row() -> None
     assert not failures.paused
     failures.workers_lost("n1", within=60.0, now=2 * 86400.0 + 100)
     assert failures.paused.startswith("a worker job failed; it is not replaced")
+
+
+def test_jobs_that_fail_days_after_others_have_not_failed_in_a_row() -> None:
+    failures = Failures(restarts=1)
+    for day in range(1, 4):
+        failures.job_ended(Outcome.FAILED, "n1", now=day * 86400.0)
+        failures.jobs_run_well()
+    assert failures.paused == ""
