@@ -1,0 +1,451 @@
+"""TPC-H on CPUs: LocalCluster, dask-jobqueue and hpcgpu on the same Slurm, in the same run, by turns.
+
+``python benchmarks/tpch.py --scale 1`` makes the data, starts a Slurm of its own (tests/slurm/bed.py, as root), and
+gives each side the same workers. A run is a new program: it computes query 6 on a cold queue, waits for all workers,
+and computes the 22 queries, so often that they last longer than ``--short`` minutes (``--rounds``). Each answer is
+compared with DuckDB's. A query fails if it raises, if its answer differs, or if it has no answer after ``--limit``
+seconds for the whole run.
+
+In the disturbed runs one worker job has a walltime of ``--short`` minutes, and in query 2 another is cancelled:
+
+- LocalCluster is one job with the cores of all worker jobs, so that the loss of this job is the end.
+- dask-jobqueue as it is used most: ``scale``. It does not replace a job that ended.
+- dask-jobqueue as its pages advise for walltimes: ``adapt`` from N to N jobs, and workers with ``--lifetime``.
+- hpcgpu: ``jobs=N``.
+
+Core hours are those of all jobs: hpcgpu's scheduler job is in them, and the program of LocalCluster. The scheduler of
+dask-jobqueue runs outside of the jobs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import pickle
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests" / "slurm")]
+#: Seconds before the end of a walltime at which workers end by themselves.
+MARGIN = 30
+WALLTIME = "01:00:00"
+LOCAL = "LocalCluster"
+
+
+# The program of one side
+
+
+def local(chosen: argparse.Namespace, place: Path) -> Any:
+    from distributed import LocalCluster
+
+    return LocalCluster(
+        n_workers=chosen.jobs,
+        threads_per_worker=chosen.cores,
+        memory_limit=chosen.memory,
+        dashboard_address=None,
+        local_directory=str(place),
+    )
+
+
+def jobqueue(chosen: argparse.Namespace, place: Path, **more: Any) -> Any:
+    from dask_jobqueue import SLURMCluster
+
+    return SLURMCluster(
+        queue="gpu",
+        cores=chosen.cores,
+        processes=1,
+        memory=chosen.memory,
+        walltime=WALLTIME,
+        log_directory=str(place),
+        local_directory=str(place),
+        **more,
+    )
+
+
+def jobqueue_scale(chosen: argparse.Namespace, place: Path) -> Any:
+    return jobqueue(chosen, place, n_workers=chosen.jobs)
+
+
+def jobqueue_adapt(chosen: argparse.Namespace, place: Path) -> Any:
+    lifetime = f'$(( $(date -d "$(squeue -h -j $SLURM_JOB_ID -o %e)" +%s) - $(date +%s) - {MARGIN} ))'
+    prologue, arguments = [f"LIFETIME={lifetime}"], ["--lifetime", "${LIFETIME}s"]
+    cluster = jobqueue(chosen, place, job_script_prologue=prologue, worker_extra_args=arguments)
+    cluster.adapt(minimum_jobs=chosen.jobs, maximum_jobs=chosen.jobs)
+    return cluster
+
+
+def ours(chosen: argparse.Namespace, place: Path) -> Any:
+    from hpcgpu import SlurmGPUCluster
+
+    return SlurmGPUCluster(
+        jobs=chosen.jobs,
+        queue="gpu",
+        gpus_per_node=0,
+        cores=chosen.cores,
+        memory=chosen.memory,
+        walltime=WALLTIME,
+        walltime_margin=f"{MARGIN}s",
+        cluster_directory=str(place),
+        scheduler={"queue": "shared", "prefer": "t4"},
+        protocol="tcp",
+        quiet=True,
+    )
+
+
+SIDES = {LOCAL: local, "dask-jobqueue scale": jobqueue_scale, "dask-jobqueue adapt": jobqueue_adapt, "hpcgpu": ours}
+
+
+def program(chosen: argparse.Namespace, place: Path) -> None:
+    """Compute the queries on a cluster of one side; write what happens to the file `events`."""
+    from distributed import Client
+    from tpch_queries import QUERIES, Tables
+    from tpch_reference import difference
+
+    expected = pickle.loads((place.parent / "expected").read_bytes())
+    tables = Tables(place.parent / "data", chosen.scale)
+
+    with open(place / "events", "a") as events:
+
+        def note(what: str, number: int = 0, text: str = "") -> None:
+            print(json.dumps({"at": time.time(), "what": what, "query": number, "text": text}), file=events, flush=True)
+
+        with SIDES[chosen.program](chosen, place) as cluster, Client(cluster) as client:
+            client.upload_file(str(Path(__file__).with_name("tpch_queries.py")))
+            QUERIES[6](tables)
+            note("first")
+            client.wait_for_workers(chosen.jobs)
+            for number, query in list(QUERIES.items()) * chosen.rounds:
+                note("begin", number)
+                try:
+                    answer = query(tables)
+                except Exception as error:
+                    note("failed", number, f"{type(error).__name__}: {str(error)[:300]}")
+                    continue
+                note("end", number)
+                if wrong := difference(answer, expected[number]):
+                    note("wrong", number, wrong)
+            note("all")
+
+
+# What happens around it
+
+
+class Event(NamedTuple):
+    """What a program wrote."""
+
+    at: float
+    what: str
+    query: int
+    text: str
+
+
+class Job(NamedTuple):
+    """A job as squeue prints it."""
+
+    id: int
+    name: str
+    state: str
+    cores: int
+    start: str
+    end: str
+    limit: str
+
+    @property
+    def times(self) -> tuple[float, float]:
+        """When it started and ended; twice zero if it did not start."""
+        try:
+            return datetime.fromisoformat(self.start).timestamp(), datetime.fromisoformat(self.end).timestamp()
+        except ValueError:
+            return 0.0, 0.0
+
+    @property
+    def core_hours(self) -> float:
+        """What it cost."""
+        start, end = self.times
+        return (end - start) * self.cores / 3600
+
+
+@dataclass
+class Outcome:
+    """What one run gave: seconds, hours, queries, and what happened."""
+
+    first: float = math.inf
+    seconds: float = math.inf
+    core_hours: float = 0.0
+    failed: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+
+def listed(first: int = 0) -> list[Job]:
+    """Return all jobs that Slurm knows, from this id on, also those that ended less than five minutes ago."""
+    form = "%i|%j|%T|%C|%S|%e|%l"
+    done = subprocess.run(["squeue", "-h", "-a", "-t", "all", "-o", form], check=True, capture_output=True, text=True)
+    rows = [line.split("|") for line in done.stdout.splitlines()]
+    jobs = [Job(int(row[0]), row[1], row[2], int(row[3]), *row[4:]) for row in rows]
+    return [job for job in jobs if job.id >= first]
+
+
+def read_events(place: Path) -> list[Event]:
+    """Return what the program has written, without a line that it is writing."""
+    try:
+        lines = (place / "events").read_text().split("\n")[:-1]
+    except FileNotFoundError:
+        return []
+    return [Event(**json.loads(line)) for line in lines]
+
+
+def shorten(place: Path, minutes: int) -> dict[str, str]:
+    """Return an environment in which sbatch gives a short walltime to the first worker job, and to no other."""
+    wrapper = place / "bin" / "sbatch"
+    wrapper.parent.mkdir()
+    wrapper.write_text(
+        f'#!/bin/sh\ncase "$*" in\n*-scheduler*|*scheduler.sbatch*) ;;\n'
+        f'*) mkdir "{place}/short" 2>&- && set -- --time={minutes} "$@" ;;\nesac\n'
+        f'exec "{shutil.which("sbatch")}" "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    return {"PATH": f"{wrapper.parent}:{os.environ['PATH']}"}
+
+
+def command(chosen: argparse.Namespace, side: str, place: Path) -> list[str]:
+    """Return the command that runs the program of one side: that of LocalCluster is a job."""
+    options = [
+        f"--rounds={chosen.rounds}",
+        f"--scale={chosen.scale}",
+        f"--jobs={chosen.jobs}",
+        f"--cores={chosen.cores}",
+        f"--memory={chosen.memory}",
+    ]
+    python = [sys.executable, __file__, f"--program={side}", f"--place={place}", *options]
+    if side != LOCAL:
+        return python
+    from dask.utils import parse_bytes
+
+    # the program and the scheduler need memory besides the workers
+    megabytes = chosen.jobs * parse_bytes(chosen.memory) // 10**6 + 2000
+    cores = f"--cpus-per-task={chosen.jobs * chosen.cores}"
+    return ["srun", "-Q", "-p", "gpu", "-n", "1", cores, f"--mem={megabytes}M", f"--time={WALLTIME}", *python]
+
+
+class Watch:
+    """Records the jobs of one run, and disturbs it."""
+
+    def __init__(self, place: Path, short: int) -> None:
+        self.place, self.short = place, short
+        self.jobs: dict[int, Job] = {}
+        self.remarks: list[str] = []
+        self.first_id = 1 + max((job.id for job in listed()), default=0)
+        self._cancelled = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def look(self) -> None:
+        """Record the jobs as they are now."""
+        self.jobs |= {job.id: job for job in listed(self.first_id)}
+
+    def end(self) -> None:
+        """Stop; return when nothing is recorded any more."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        looked = 0.0
+        while not self._stop.wait(0.2):
+            with suppress(subprocess.CalledProcessError):  # the next time
+                if time.monotonic() > looked + 5:
+                    self.look()
+                    looked = time.monotonic()
+                if self.short and not self._cancelled:
+                    self._cancel()
+
+    def _cancel(self) -> None:
+        """Cancel a worker job one second after query 2 began."""
+        begun = [event.at for event in read_events(self.place) if (event.what, event.query) == ("begin", 2)]
+        if not begun or time.time() < begun[0] + 1:
+            return
+        self.look()
+        running = [job for job in self.jobs.values() if job.state == "RUNNING" and not job.name.endswith("-scheduler")]
+        if victims := [job for job in running if job.limit != f"{self.short}:00"]:
+            self._cancelled = victims[-1].id
+            subprocess.run(["scancel", str(self._cancelled)], check=True)
+
+    def disturbances(self, events: list[Event]) -> list[str]:
+        """Return what the disturbances were, for a reader who wants to know that they took place."""
+        found = [f"job {self._cancelled} was cancelled in query 2" if self._cancelled else "NO JOB WAS CANCELLED"]
+        for job in self.jobs.values():
+            if job.limit == f"{self.short}:00":
+                _, ended = job.times
+                begun = sum(event.what == "begin" and event.at < ended for event in events)
+                late = any(event.what == "all" and event.at < ended + 1 for event in events)
+                when = f"after {begun - 1} queries" if begun and not late else "NOT DURING THE QUERIES"
+                found.append(f"job {job.id} with the short walltime ended {when} ({job.state})")
+        return found
+
+
+def run(chosen: argparse.Namespace, side: str, disturbed: bool, bed: Any, place: Path) -> Outcome:
+    """Run the program of one side, and end it and all jobs."""
+    place.mkdir()
+    watch = Watch(place, chosen.short if disturbed else 0)
+    more = shorten(place, chosen.short) if disturbed else {}
+    started = time.time()
+    with open(place / "output", "w") as output:
+        process = subprocess.Popen(
+            command(chosen, side, place), stdout=output, stderr=subprocess.STDOUT, env=os.environ | more
+        )
+        try:
+            process.wait(chosen.limit)
+        except subprocess.TimeoutExpired:
+            watch.remarks.append(f"stopped after {chosen.limit:.0f} s")
+        finally:
+            end(process)
+            bed.cancel_all()
+            bed.wait_empty(120)
+            watch.end()
+    watch.look()
+    return judge(watch, started, 22 * chosen.rounds, side, disturbed)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a program: politely, so that it ends what it started, and then by force."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            process.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+
+
+def judge(watch: Watch, started: float, queries: int, side: str, disturbed: bool) -> Outcome:
+    """Return what a run that has ended gave."""
+    events, outcome = read_events(watch.place), Outcome(remarks=watch.remarks)
+    by_name = {event.what: event.at for event in events}
+    by_kind = Counter(event.what for event in events)
+    outcome.failed = queries - by_kind["end"] + by_kind["wrong"]
+    outcome.core_hours = sum(job.core_hours for job in watch.jobs.values())
+    outcome.remarks += [f"query {event.query}: {event.text}" for event in events if event.text]
+    if "first" in by_name:
+        outcome.first = by_name["first"] - started
+    if "all" in by_name:
+        outcome.seconds = by_name["all"] - min(event.at for event in events if event.what == "begin")
+    if disturbed and side != LOCAL:
+        outcome.remarks += watch.disturbances(events)
+    elif "all" not in by_name:
+        outcome.remarks.append(f"it ended: {(watch.place / 'output').read_text()[-300:].strip()}")
+    return outcome
+
+
+def table(outcomes: dict[str, list[tuple[Outcome, Outcome]]]) -> str:
+    """Return the medians as a table: of undisturbed runs, and then of disturbed ones."""
+    lines = [
+        f"{'':20}{'':>9} |{'undisturbed':^32} |{'two jobs lost':^32}",
+        f"{'':20}{'first (s)':>9} |" + f"{'queries (s)':>12}{'core hours':>12}{'failed':>8} |" * 2,
+    ]
+    for side, pairs in outcomes.items():
+        both = list(zip(*pairs, strict=True))
+        first = statistics.median(outcome.first for kind in both for outcome in kind)
+        line = f"{side:20}{first:9.1f} |"
+        for kind in both:
+            seconds, hours = (
+                statistics.median(getattr(outcome, name) for outcome in kind) for name in ("seconds", "core_hours")
+            )
+            failed = "+".join(str(outcome.failed) for outcome in kind)
+            took = f"{seconds:.1f}" if math.isfinite(seconds) else "-"
+            line += f"{took:>12}{hours:12.3f}{failed:>8} |"
+        lines.append(line)
+    return "\n".join(line.rstrip("|").rstrip() for line in lines)
+
+
+def remark(side: str, disturbed: bool, outcome: Outcome) -> str:
+    """Return what happened in one run."""
+    name = f"{side}, two jobs lost" if disturbed else side
+    return "; ".join([f"{name}: {outcome.first:.1f} s, {outcome.seconds:.1f} s", *outcome.remarks])
+
+
+def heading(chosen: argparse.Namespace) -> str:
+    """Return what must be known of a measurement."""
+    from importlib.metadata import version
+
+    from bed import slurm_version
+
+    versions = ", ".join(f"{name} {version(name)}" for name in ("distributed", "dask-jobqueue", "pandas", "pyarrow"))
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    slurm = ".".join(f"{part:02}" for part in slurm_version())
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    jobs = f"{chosen.jobs} worker jobs, each with {chosen.cores} cores and {chosen.memory}"
+    return f"""\
+{day}, Slurm {slurm} on one machine of {os.cpu_count()} cores, load at the start {os.getloadavg()[0]:.1f},
+Python {sys.version.split()[0]}, {versions}, commit {commit.strip()}
+
+python benchmarks/tpch.py {" ".join(sys.argv[1:])}
+Scale factor {chosen.scale:g}; {jobs}; 22 queries {chosen.rounds} x; medians of {chosen.repeat} runs.
+In a run that loses two jobs, one job is cancelled, and one has a walltime of {chosen.short} min.
+"""
+
+
+def parsed() -> argparse.Namespace:
+    """Return the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", type=float, default=1.0, help="scale factor: GB of data as text")
+    parser.add_argument("--parts", type=int, default=8, help="files of each table")
+    parser.add_argument("--jobs", type=int, default=4, help="worker jobs")
+    parser.add_argument("--cores", type=int, default=1, help="cores and threads of a worker job")
+    parser.add_argument("--memory", default="3GB", help="memory of a worker job")
+    parser.add_argument("--short", type=int, default=2, help="walltime in minutes of one job in disturbed runs")
+    parser.add_argument("--rounds", type=int, default=1, help="the 22 queries so often in each run")
+    parser.add_argument("--limit", type=float, default=1800.0, help="seconds for a run")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--output", type=Path, help="also write the table to this file")
+    parser.add_argument("--program", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--place", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    chosen = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that all that was started ends
+    if chosen.program:
+        return program(chosen, chosen.place)
+    import bed as slurm_bed
+    from tpch_reference import QUERIES, make, reference
+
+    outcomes: dict[str, list[tuple[Outcome, Outcome]]] = {side: [] for side in chosen.sides}
+    text, remarks = heading(chosen), ["What happened, run by run: the first result, and all queries"]
+    with tempfile.TemporaryDirectory(prefix="hpcgpu-tpch-") as temporary:
+        place = Path(temporary)
+        tables = make(place / "data", chosen.scale, chosen.parts)
+        (place / "expected").write_bytes(pickle.dumps({number: reference(tables, number) for number in QUERIES}))
+        os.environ["DASK_TEMPORARY_DIRECTORY"] = f"{place}/dask"
+        with slurm_bed.started(place / "slurm") as bed:
+            for turn in range(chosen.repeat):
+                for side in chosen.sides:
+                    pair = []
+                    for disturbed in (False, True):
+                        name = f"run-{turn}-{list(SIDES).index(side)}-{disturbed:d}"
+                        pair.append(run(chosen, side, disturbed, bed, place / name))
+                        remarks.append(remark(side, disturbed, pair[-1]))
+                        print(remarks[-1], flush=True)
+                    outcomes[side].append((pair[0], pair[1]))
+    text += "\n".join(["", table(outcomes), "", *remarks, ""])
+    print(f"\n{text}")
+    if chosen.output:
+        chosen.output.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
