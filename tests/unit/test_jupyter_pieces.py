@@ -10,8 +10,10 @@ import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from tornado.httputil import HTTPHeaders
 
 from hpcgpu.client import jupyter_dashboard_link
 from hpcgpu.client.dashboard_forwarding import DashboardEndpoint, ssh_command
@@ -141,3 +143,15 @@ async def test_a_snapshot_that_is_under_way_is_not_shown_after_a_change(monkeypa
     goes_on.set()
     assert (await first, await second) == (0, 1)
     assert taken == [0, "polls again", 1]
+
+
+def test_a_page_of_dask_sets_no_cookie_of_the_jupyter_server_and_gives_its_page_to_no_other_origin() -> None:
+    pytest.importorskip("jupyter_server")
+    from hpcgpu.jupyter.dashboard_proxy import Dashboard
+
+    given = {"Content-Type": "text/html", "Set-Cookie": "token=a-secret", "Access-Control-Allow-Origin": "*"}
+    response: Any = SimpleNamespace(headers=HTTPHeaders(given))
+    proxy: Any = SimpleNamespace(content_security_policy="default-src 'self'")
+    Dashboard._cleaned(proxy, response, "/status")
+    assert response.headers["Content-Type"] == "text/html"
+    assert not {"Set-Cookie", "Access-Control-Allow-Origin"} & set(response.headers)
