@@ -325,7 +325,7 @@ class SlurmBed:
                 self._controller()
                 for node in NODES:
                     self._daemon("slurmd", "-N", node)
-                wait_for(lambda: set(self.nodes().values()) == {"idle"}, "all nodes are idle", 60, 0.1)
+                wait_for(self._ready, "all nodes are idle, and each has its slurmd", 60, 0.1)
                 return None
             except BedError as error:
                 if not left:
@@ -459,6 +459,14 @@ class SlurmBed:
             return " UP" in self._slurm("scontrol", "ping", check=False)
 
         wait_for(answers, "slurmctld answers", 30)
+
+    def _ready(self) -> bool:
+        """If all nodes are idle and have a slurmd of this bed. A slurmd of another bed that had a node's port first answers in its place, until
+        that bed ends.
+        """
+        daemons = [process for process in self._own_processes() if process.name == "slurmd"]
+        served = all(any(self._serves(process, node) for process in daemons) for node in NODES)
+        return served and set(self.nodes().values()) == {"idle"}
 
     def _as_root(self, action: str, *arguments: str, timeout: float = 90) -> None:
         command = as_root(sys.executable, str(Path(__file__).resolve()), action, str(self.directory), *arguments)
