@@ -23,9 +23,9 @@ from tornado.ioloop import PeriodicCallback
 
 from hpcgpu.dask_scheduler import data_recipients, lost_results, tasks_waiting_for_resources
 from hpcgpu.dask_scheduler.answer_changes import Sent
+from hpcgpu.dask_scheduler.end_without_manager import ManagerLease
 from hpcgpu.dask_scheduler.held_workers import Holds
 from hpcgpu.dask_scheduler.lost_workers_as_failures import CHARGEABLE, LostWorkers
-from hpcgpu.dask_scheduler.manager_lease import ManagerLease
 from hpcgpu.dask_scheduler.manager_requests import Requests
 from hpcgpu.dask_scheduler.measure_usage import Usage
 from hpcgpu.dask_scheduler.rpc_types import (

@@ -7,7 +7,7 @@ signals from the batch system reach Dask directly. A worker imports Dask while i
 shared filesystem the import takes longer than all other steps.
 
 `prepare` contains all steps of a job, in order. Each step is a function of its own, here or in the module of its
-subject, such as `gpus_of_job`, `scratch`, `scheduler_connection`, `dask_commands`, `run_dask`.
+subject, such as `gpus_of_job`, `scratch`, `scheduler_connection`, `complete_dask_commands`, `run_dask`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from hpcgpu.batch.cuda_visible_devices import VARIABLE
 from hpcgpu.errors import Damaged, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric.node_gpus import gpus_on_node
 from hpcgpu.runtime import forkserver, preemption, stage
+from hpcgpu.runtime.complete_dask_commands import scheduler_command, worker_command, worker_program
 from hpcgpu.runtime.credentials_of_job import remove_secrets
-from hpcgpu.runtime.dask_commands import scheduler_command, worker_command, worker_program
 from hpcgpu.runtime.end_without_directory import watch_directory
 from hpcgpu.runtime.gpus_of_job import visible_gpus
 from hpcgpu.runtime.import_from_working_directory import import_from_working_directory

@@ -14,8 +14,8 @@ import pytest
 import hpcgpu
 from hpcgpu import ClusterExists, LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.dask_scheduler import manager_lease
-from hpcgpu.dask_scheduler.manager_lease import ManagerLease
+from hpcgpu.dask_scheduler import end_without_manager
+from hpcgpu.dask_scheduler.end_without_manager import ManagerLease
 from hpcgpu.existing_clusters.lookup import locate
 from hpcgpu.existing_clusters.unsubmitted_jobs import unfinished
 from hpcgpu.scaling.wanted_state import Scale, apply
@@ -124,7 +124,7 @@ async def test_the_lease_does_not_end_a_cluster_that_was_left_before_the_schedul
         async def close(self, reason: str) -> None:
             self.reason = reason
 
-    monkeypatch.setattr(manager_lease, "_FIRST_HEARTBEAT", 0.0)
+    monkeypatch.setattr(end_without_manager, "_FIRST_HEARTBEAT", 0.0)
     scheduler = Scheduler()
     await ManagerLease(scheduler, 0.05, lambda: looks.pop(0))._watching  # type: ignore[arg-type]
     assert looks == [] and scheduler.reason == "hpcgpu-lease"

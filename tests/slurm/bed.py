@@ -461,8 +461,9 @@ class SlurmBed:
         wait_for(answers, "slurmctld answers", 30)
 
     def _ready(self) -> bool:
-        """If all nodes are idle and have a slurmd of this bed. A slurmd of another bed that had a node's port first answers in its place, until
-        that bed ends.
+        """If all nodes are idle and have a slurmd of this bed.
+
+        A slurmd of another bed that had a node's port first answers in its place, until that bed ends.
         """
         daemons = [process for process in self._own_processes() if process.name == "slurmd"]
         served = all(any(self._serves(process, node) for process in daemons) for node in NODES)

@@ -11,8 +11,8 @@ import pytest
 from distributed import Scheduler
 from distributed.core import Status
 
-from hpcgpu.dask_scheduler import manager_lease, manager_requests
-from hpcgpu.dask_scheduler.manager_lease import ManagerLease
+from hpcgpu.dask_scheduler import end_without_manager, manager_requests
+from hpcgpu.dask_scheduler.end_without_manager import ManagerLease
 from hpcgpu.dask_scheduler.manager_requests import Requests
 from hpcgpu.dask_scheduler.rpc_types import RequestAnswer
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
@@ -99,7 +99,7 @@ async def test_a_manager_that_is_silent_gets_no_request(monkeypatch: pytest.Monk
         waits = asyncio.ensure_future(extension.requests.next_request(1))
         await asyncio.sleep(0)
         assert (await extension.request({"command": "scale"}))["taken"]
-        monkeypatch.setattr(manager_lease, "_SILENT", 0.0)
+        monkeypatch.setattr(end_without_manager, "_SILENT", 0.0)
         assert not (await extension.request({"command": "scale"}))["taken"]
         waits.cancel()
 
@@ -134,7 +134,7 @@ async def test_the_lease_ends_a_scheduler_unless_its_cluster_was_detached(
         async def close(self, reason: str) -> None:
             self.reason = reason
 
-    monkeypatch.setattr(manager_lease, "_FIRST_HEARTBEAT", 0.0)
+    monkeypatch.setattr(end_without_manager, "_FIRST_HEARTBEAT", 0.0)
     scheduler = Closed()
     lease = ManagerLease(scheduler, 0.05, lambda: False)  # type: ignore[arg-type]
     if released:

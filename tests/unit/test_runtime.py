@@ -38,7 +38,7 @@ from hpcgpu.batch.reasons import advice, explain, outlook
 from hpcgpu.batch.slurm import reasons as slurm
 from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.dask_scheduler import manager_lease, scheduler_preload
+from hpcgpu.dask_scheduler import end_without_manager, scheduler_preload
 from hpcgpu.dask_scheduler.running_calls import _function_name
 from hpcgpu.dask_scheduler.scheduler_extension import Extension, _wanted
 from hpcgpu.errors import BatchUnavailable, ClusterExists, LaunchError
@@ -46,9 +46,9 @@ from hpcgpu.fabric.protocol_and_interface import Node
 from hpcgpu.options.shared_options_and_defaults import WorkerOptions
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime import (
+    complete_dask_commands,
     cpu_affinity,
     credentials_of_job,
-    dask_commands,
     forkserver,
     launch,
     preemption,
@@ -338,7 +338,7 @@ async def test_a_wanted_state_that_cannot_be_read_at_the_start_does_not_end_the_
     monkeypatch.setenv("HPCGPU_SCHEDULER_JOB", "1")
     monkeypatch.setenv("HPCGPU_FABRIC", '{"fabric": "TCP"}')
     monkeypatch.setenv("HPCGPU_LEASE", "0.2")
-    monkeypatch.setattr(manager_lease, "_FIRST_HEARTBEAT", 0.0)
+    monkeypatch.setattr(end_without_manager, "_FIRST_HEARTBEAT", 0.0)
     directory.write("wanted.json", "{")
     async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
         await scheduler_preload.dask_setup(scheduler)
@@ -661,10 +661,12 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
     addresses = {"lo": "127.0.0.1", "ib0": "10.1.0.3"}
     node = Node(has_ucxx=True, ports=("mlx5_0/1",), transports=transports, infiniband=("ib0",), addresses=addresses)
     monkeypatch.setattr(
-        dask_commands.protocol_and_interface, "this_node", lambda *, ucx: node if ucx else replace(node, transports=())
+        complete_dask_commands.protocol_and_interface,
+        "this_node",
+        lambda *, ucx: node if ucx else replace(node, transports=()),
     )
-    monkeypatch.setattr(dask_commands.ucx_authentication, "install", lambda: None)
-    monkeypatch.setattr(dask_commands.os, "environ", dict(os.environ))
+    monkeypatch.setattr(complete_dask_commands.ucx_authentication, "install", lambda: None)
+    monkeypatch.setattr(complete_dask_commands.os, "environ", dict(os.environ))
     arguments = SimpleNamespace(
         gpus=1,
         protocol="ucx",
@@ -674,10 +676,10 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
         lease=0.0,
         command=["python", "-m", "x"],
     )
-    command = dask_commands.scheduler_command(arguments, directory, OwnJob(job_id="17", name="demo-scheduler"))  # type: ignore[arg-type]
+    command = complete_dask_commands.scheduler_command(arguments, directory, OwnJob(job_id="17", name="demo-scheduler"))  # type: ignore[arg-type]
     assert "ucx,tls" in command or "ucx,tcp" in command
-    assert json.loads(dask_commands.os.environ["HPCGPU_FABRIC"])["fabric"].startswith(why)
-    assert dask_commands.os.environ["NCCL_SOCKET_IFNAME"] == "=ib0", "that of the workers"
+    assert json.loads(complete_dask_commands.os.environ["HPCGPU_FABRIC"])["fabric"].startswith(why)
+    assert complete_dask_commands.os.environ["NCCL_SOCKET_IFNAME"] == "=ib0", "that of the workers"
 
 
 class Listening:
@@ -687,7 +689,7 @@ class Listening:
         self.retirements: list[Retirement] = []
         self.after_a_warning: list[Retirement | None] = []
         self.authenticated_ucx = 0
-        commands: Any = dask_commands
+        commands: Any = complete_dask_commands
         monkeypatch.setattr(commands.os, "environ", dict(os.environ) | {"CUDA_VISIBLE_DEVICES": "0,1"})
         monkeypatch.setattr(commands, "wait_for_scheduler", lambda *arguments: contact)
         monkeypatch.setattr(commands.cpu_affinity, "correct_device_index", lambda: None)
@@ -716,7 +718,7 @@ def worker(own: OwnJob, directory: ClusterDirectory, *, nodes: int = 1, gpus: in
         walltime_margin=60.0,
         command=["dask"],
     )
-    return dask_commands.worker_command(arguments, directory, Slurm(), own)
+    return complete_dask_commands.worker_command(arguments, directory, Slurm(), own)
 
 
 @pytest.mark.parametrize(
@@ -755,11 +757,11 @@ def test_collectives_of_workers_use_the_network_of_the_scheduler(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Listening(monkeypatch, Contact(token="", job_id="1", workers="tcp://10.0.0.1:1", client="tcp://10.0.0.1:1"))
-    monkeypatch.setattr(dask_commands.collectives_interface.interface_addresses, "reaching", lambda _: {"ib0"})
-    dask_commands.os.environ["GLOO_SOCKET_IFNAME"] = "chosen"
+    monkeypatch.setattr(complete_dask_commands.collectives_interface.interface_addresses, "reaching", lambda _: {"ib0"})
+    complete_dask_commands.os.environ["GLOO_SOCKET_IFNAME"] = "chosen"
     worker(OwnJob(job_id="17", name="demo-3"), directory)
-    assert dask_commands.os.environ["NCCL_SOCKET_IFNAME"] == "=ib0"
-    assert dask_commands.os.environ["GLOO_SOCKET_IFNAME"] == "chosen"
+    assert complete_dask_commands.os.environ["NCCL_SOCKET_IFNAME"] == "=ib0"
+    assert complete_dask_commands.os.environ["GLOO_SOCKET_IFNAME"] == "chosen"
 
 
 def test_the_nannies_of_workers_authenticate_themselves_as_the_workers_do(
@@ -770,25 +772,25 @@ def test_the_nannies_of_workers_authenticate_themselves_as_the_workers_do(
     assert begun.authenticated_ucx == 1
     Listening(monkeypatch, Contact(token="", job_id="1", workers="authenticated://127.0.0.1:1", client="tls://a:1"))
     worker(OwnJob(job_id="17", name="demo-3"), directory, gpus=0)
-    assert dask_commands.os.environ["HPCGPU_OWN_HOST"] == "127.0.0.1", "not every address of the node"
+    assert complete_dask_commands.os.environ["HPCGPU_OWN_HOST"] == "127.0.0.1", "not every address of the node"
 
 
 def test_an_interface_that_the_node_does_not_have_is_refused_by_the_option_with_those_that_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dask_commands.interface_addresses, "addresses", lambda: {"ib0": "10.1.0.3"})
-    dask_commands.check_interface(None)
-    dask_commands.check_interface("ib0")
+    monkeypatch.setattr(complete_dask_commands.interface_addresses, "addresses", lambda: {"ib0": "10.1.0.3"})
+    complete_dask_commands.check_interface(None)
+    complete_dask_commands.check_interface("ib0")
     words = "'eth7' does not exist on .*: ib0 \\(10.1.0.3\\). Set `client_interface` to one of them"
     with pytest.raises(LaunchError, match=words):
-        dask_commands.check_interface("eth7", "client_interface")
+        complete_dask_commands.check_interface("eth7", "client_interface")
 
 
 def test_a_worker_whose_node_cannot_use_the_transport_of_the_scheduler_says_why(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Listening(monkeypatch, Contact(token="", job_id="1", workers="ucx://10.0.0.1:1", client="tls://a:1"))
-    monkeypatch.setattr(dask_commands.protocol_and_interface, "this_node", lambda *, ucx: Node(has_ucxx=False))
+    monkeypatch.setattr(complete_dask_commands.protocol_and_interface, "this_node", lambda *, ucx: Node(has_ucxx=False))
     with pytest.raises(LaunchError, match="the scheduler uses UCX, but distributed-ucxx is not installed"):
         worker(OwnJob(job_id="17", name="demo-3"), directory)
 
@@ -1219,7 +1221,9 @@ def test_a_lifetime_of_workers_in_the_user_s_own_configuration_does_not_end_thos
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Listening(monkeypatch, Contact(token="", job_id="1", workers="tcp://10.0.0.1:1", client="tcp://10.0.0.1:1"))
-    environ: dict[str, str] = dict(dask_commands.os.environ) | {"DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION": "60s"}
-    monkeypatch.setattr(dask_commands.os, "environ", environ)
+    environ: dict[str, str] = dict(complete_dask_commands.os.environ) | {
+        "DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION": "60s"
+    }
+    monkeypatch.setattr(complete_dask_commands.os, "environ", environ)
     worker(OwnJob(job_id="17", name="demo-3"), directory)
     assert dask.config.collect_env(environ)["distributed"]["worker"]["lifetime"]["duration"] is None
