@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from distributed import Client, Scheduler, Worker
+from distributed import Client, Scheduler, Worker, WorkerPlugin
 from distributed.core import Status
 
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
@@ -55,12 +55,20 @@ async def test_a_worker_that_is_paused_because_its_memory_is_full_refuses_tasks_
         assert state.status is Status.closing_gracefully
 
 
-async def test_a_closed_worker_does_not_accept_tasks_again() -> None:
+async def test_a_worker_that_closes_does_not_accept_tasks_again() -> None:
     async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
         worker = await Worker(scheduler.address, nthreads=1, dashboard=False)
         accept_tasks.obey(worker)
-        await worker.close()
-        for handler in worker.stream_handlers.values():
-            if handler.__module__ == accept_tasks.__name__:
+        (handler,) = (one for one in worker.stream_handlers.values() if one.__module__ == accept_tasks.__name__)
+        during = []
+
+        class AcceptAtTheEnd(WorkerPlugin):
+            def teardown(self, worker: Worker) -> None:
                 handler(accepts=True)
+                during.append(worker.status)
+
+        await worker.plugin_add(plugin=AcceptAtTheEnd())
+        await worker.close()
+        assert during == [Status.closing]
+        handler(accepts=True)
         assert worker.status is Status.closed
