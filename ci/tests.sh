@@ -20,7 +20,9 @@ parts() {
     echo "$test" tests/slurm --ignore="${slurm}_cluster.py" --ignore="${slurm}_scaling.py" # one Slurm for each of these three
     echo "$test" "${slurm}_cluster.py"
     echo "$test" "${slurm}_scaling.py"
-    echo "$test" tests --ignore=tests/slurm --ignore=tests/local --ignore=tests/docs --ignore=tests/browser --ignore=tests/site
+    echo "$test" tests/unit --ignore-glob='tests/unit/test_[p-z]*'
+    echo "$test" tests --ignore=tests/slurm --ignore=tests/local --ignore=tests/docs --ignore=tests/browser --ignore=tests/site \
+        --ignore-glob='tests/unit/test_[a-o]*'
     # What needs Python alone is the same with the oldest releases of others. Types and shell scripts need tools that are not there.
     local once=(adaptive_policy create_directory histories layers public_names ran repository stage_attacks stage_unpacking tpch words typed scripts)
     once=("${once[@]/#/--ignore=tests/unit/test_}")
