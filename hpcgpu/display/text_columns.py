@@ -5,10 +5,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console
-from rich.table import Column, Table
-from rich.text import Text
-
 from hpcgpu.posix.printable import printable
 
 _INDENT = " " * 4
@@ -37,6 +33,10 @@ def columns(head: Sequence[str], rows: Iterable[Sequence[str]], width: int = 140
 
     The content is text: markup and terminal commands have no effect.
     """
+    from rich.console import Console  # takes longer than this package; the jobs that import it print no table
+    from rich.table import Column, Table
+    from rich.text import Text
+
     table = Table(*(Column(Text(printable(cell))) for cell in head), box=None)
     for row in rows:
         table.add_row(*(Text(printable(cell, None, lines=True)) for cell in row))
