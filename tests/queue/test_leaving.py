@@ -218,7 +218,7 @@ async def test_what_runs_on_retiring_workers_may_finish_but_not_for_longer_than_
             self.unfinished = unfinished
 
         async def hpcgpu_unfinished(self, names: list[str]) -> dict[str, int]:
-            return {"w": self.unfinished.pop(0) if len(self.unfinished) > 1 else self.unfinished[0]}
+            return {"idle": 0, "w": self.unfinished.pop(0) if len(self.unfinished) > 1 else self.unfinished[0]}
 
         async def retire_workers(self, names: list[str], close_workers: bool, **options: bool) -> None:
             steps.append("close" if close_workers else "retire")
