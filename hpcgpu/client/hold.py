@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +32,9 @@ _REPORTED = 10.0
 
 #: Seconds in which the queue reports the end of a job whose worker is lost.
 _ENDED = 20.0
+
+#: The workers that this program holds, each set with the thread or the asyncio task that runs its block.
+_blocks: list[tuple[object, HeldWorkers]] = []
 
 
 @runtime_checkable
@@ -108,6 +112,11 @@ class HeldWorkers(Sequence[HeldWorker]):
 
     def __repr__(self) -> str:
         return f"<HeldWorkers: {', '.join(worker.name for worker in self)}>"
+
+    @property
+    def scheduler(self) -> str:
+        """The address of the scheduler; empty if these workers are free again."""
+        return "" if self._ended or self._lost.is_set() else str(self._client.scheduler.address)
 
     @property
     def addresses(self) -> list[str]:
@@ -251,8 +260,10 @@ class Hold:
         self.quiet, self._closes = quiet, closes
         self._free = 0
         self._comm: Any = None
+        self._runs_in: object = None
 
     def __enter__(self) -> HeldWorkers:
+        self._runs_in = threading.current_thread()
         try:
             workers: HeldWorkers = self.client.sync(self.__aenter__)
         except BaseException:
@@ -273,15 +284,18 @@ class Hold:
     async def __aenter__(self) -> HeldWorkers:
         if self.client.asynchronous:
             await self.client
+        self._runs_in = self._runs_in or asyncio.current_task()
+        around = self._held_around()
         self._comm = comm = await connect(self.client.scheduler.address, **self.client.connection_args)
         try:
             async with asyncio.timeout(self.timeout):
                 await comm.write({"op": "hpcgpu_hold", "n_workers": self.n_workers, "resources": self.resources})
-                infos = await self._wait(comm)
+                infos = await self._wait(comm, around)
                 run = self.client.run  # this is the client's event loop, so it returns an awaitable
                 ports = await asyncio.gather(*[run(free_port, one["host"], workers=[one["address"]]) for one in infos])
             members = [_member(one, port[one["address"]]) for one, port in zip(infos, ports, strict=True)]
             self._workers = HeldWorkers(self.client, members, comm)
+            _blocks.append((self._runs_in, self._workers))
             if not self.quiet and (ends := await in_thread(self._workers.first_end)):
                 print(f"hpcgpu: {counted(len(members), 'worker')} held; {ends}", file=sys.stderr)
             return self._workers
@@ -289,8 +303,9 @@ class Hold:
             comm.abort()
             if isinstance(error, TimeoutError) and self.timeout is not None:
                 wanted = counted(self.n_workers, "worker")
+                beside = _beside(around)
                 raise TimeoutError(
-                    f"hold: {wanted} requested, and {self._free} were free within {self.timeout:g} s"
+                    f"hold: {wanted} requested{beside}, and {self._free} were free within {self.timeout:g} s"
                 ) from None
             if isinstance(error, CommClosedError):
                 raise ClusterError("hold: the scheduler or a worker was lost before the block began") from error
@@ -303,11 +318,23 @@ class Hold:
             if self._closes:
                 await self.client.close()
 
-    async def _wait(self, comm: Any) -> list[HeldWorkerInfo]:
-        """Wait until the scheduler gives the workers."""
+    def _held_around(self) -> int:
+        """Return how many workers the blocks around this one hold: they are free only after this block has ended."""
+        _blocks[:] = [(runs_in, workers) for runs_in, workers in _blocks if workers.scheduler]
+        address = self.client.scheduler.address
+        return sum(len(held) for runs_in, held in _blocks if runs_in is self._runs_in and held.scheduler == address)
+
+    async def _wait(self, comm: Any, around: int) -> list[HeldWorkerInfo]:
+        """Wait until the scheduler gives the workers, beside those that the blocks around this one hold."""
         reading = _reading(comm)
         if isinstance(self.client.cluster, _OwnCluster):  # it shows the wait, and raises an error if none will come
-            await self.client.cluster.wait_for_workers(self.n_workers)
+            try:
+                await self.client.cluster.wait_for_workers(self.n_workers + around)
+            except ClusterError as error:
+                if not around:
+                    raise
+                wanted = counted(self.n_workers, "worker")
+                raise ClusterError(f"hold: {wanted} requested{_beside(around)}: {error}") from error
         began = time.monotonic()
         with Progress(self.quiet) as progress:
             while True:
@@ -368,7 +395,7 @@ def hold(
     TimeoutError
         Not so many workers were free within `timeout`.
     ClusterError
-        A worker was lost.
+        A worker was lost, or a block of this program around this one holds the workers that this one would need.
     """
     check_number("n_workers", n_workers)
     limit = None if timeout is None else values.time_limit("hold: timeout", timeout)
@@ -379,6 +406,11 @@ def check_number(name: str, number: object) -> None:
     """Raise `OptionError` for what is no number of workers or jobs."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise OptionError(f"hold: {name} must be a whole number from 1 on, not {number!r}")
+
+
+def _beside(around: int) -> str:
+    """Return how many workers the blocks around a block hold, in words; empty if there are none."""
+    return f", beside {around} that this program holds already" if around else ""
 
 
 def _reading(comm: Any) -> asyncio.Future[Any]:

@@ -160,8 +160,39 @@ def test_more_workers_than_there_will_be_are_an_error_and_a_wait_ends_by_its_tim
     with few, cluster_of_two.hold(3):
         pass
     late = pytest.raises(TimeoutError, match=r"hold: 1 worker requested, and 0 were free within 0.5 s")
-    with cluster_of_two.hold(2), late, cluster_of_two.hold(1, timeout=0.5):
+
+    def hold_one() -> None:
+        with late, cluster_of_two.hold(1, timeout=0.5):
+            pass
+
+    with ThreadPoolExecutor(1) as threads, cluster_of_two.hold(2):
+        threads.submit(hold_one).result()
+
+
+def test_a_block_that_waits_for_workers_of_a_block_around_it_is_an_error(cluster_of_two: LocalGPUCluster) -> None:
+    words = r"hold: 1 worker requested, beside 2 that this program holds already: .* will have only 2 workers in 1 job"
+    own = pytest.raises(ClusterError, match=words)
+    with cluster_of_two.hold(2), own, cluster_of_two.hold(1, timeout="60s"):
         pass
+    with cluster_of_two.hold(1), cluster_of_two.hold(1, timeout="60s") as workers:
+        assert len(workers) == 1, "there are enough"
+    with cluster_of_two.hold(1), cluster_of_two.hold(1, timeout="60s"), own, cluster_of_two.hold(1, timeout="60s"):
+        pass
+    with cluster_of_two.hold(2, timeout="60s"):
+        pass
+
+    late = pytest.raises(TimeoutError, match=r"2 workers requested, beside 1 that this program holds already, and")
+
+    async def program() -> None:  # it cannot know whether the cluster will grow
+        async with (
+            await hpcgpu.connect(cluster_of_two.name, asynchronous=True, quiet=True) as client,
+            hpcgpu.hold(client, 1, quiet=True),
+        ):
+            with late:
+                async with hpcgpu.hold(client, 2, quiet=True, timeout=0.5):
+                    pass
+
+    asyncio.run(program())
 
 
 def test_what_the_block_raises_comes_through_and_the_workers_are_free_again(cluster_of_two: LocalGPUCluster) -> None:
