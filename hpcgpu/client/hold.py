@@ -258,7 +258,7 @@ class Hold:
     ) -> None:
         self.client, self.n_workers, self.resources, self.timeout = client, n_workers, resources, timeout
         self.quiet, self._closes = quiet, closes
-        self._free = 0
+        self._free = "0 free"
         self._comm: Any = None
         self._runs_in: object = None
 
@@ -289,7 +289,8 @@ class Hold:
         self._comm = comm = await connect(self.client.scheduler.address, **self.client.connection_args)
         try:
             async with asyncio.timeout(self.timeout):
-                await comm.write({"op": "hpcgpu_hold", "n_workers": self.n_workers, "resources": self.resources})
+                size = {"n_workers": self.n_workers, "resources": self.resources}
+                await comm.write({"op": "hpcgpu_hold", **size, "nested": around > 0})
                 infos = await self._wait(comm, around)
                 run = self.client.run  # this is the client's event loop, so it returns an awaitable
                 ports = await asyncio.gather(*[run(free_port, one["host"], workers=[one["address"]]) for one in infos])
@@ -304,9 +305,7 @@ class Hold:
             if isinstance(error, TimeoutError) and self.timeout is not None:
                 wanted = counted(self.n_workers, "worker")
                 beside = _beside(around)
-                raise TimeoutError(
-                    f"hold: {wanted} requested{beside}, and {self._free} were free within {self.timeout:g} s"
-                ) from None
+                raise TimeoutError(f"hold: {wanted} requested{beside}; after {self.timeout:g} s {self._free}") from None
             if isinstance(error, CommClosedError):
                 raise ClusterError("hold: the scheduler or a worker was lost before the block began") from error
             raise
@@ -348,11 +347,12 @@ class Hold:
                         return found
                     if "lost" in message:
                         raise ClusterError(lost_words(message["lost"], message["job"]))
-                    self._free = message["free"]
+                    kept = message["reserved"]
+                    self._free = f"{message['free']} free" + f", {kept} of them for earlier requests" * bool(kept)
                     reading = _reading(comm)
                 progress.update(
                     f"waiting for {counted(self.n_workers, 'worker')} to hold",
-                    f"{self._free} are free, for {duration(time.monotonic() - began)}",
+                    f"{self._free}, for {duration(time.monotonic() - began)}",
                 )
 
 
@@ -366,9 +366,10 @@ def hold(
 ) -> Hold:
     """Hold workers for a block of a program: ``with hpcgpu.hold(client, 8) as workers:``.
 
-    The block begins when so many workers are free. Until it ends, hpcgpu ends or replaces none of them, and no other
-    program can hold them. They still take tasks. If one of them is lost, `HeldWorkers.run` raises an error at once, and
-    so do tasks that may run on that worker only; the others are free again.
+    The block begins when so many workers are free, and no earlier request waits for them. Until it ends, hpcgpu ends or
+    replaces none of them, and no other program can hold them. They still take tasks. If one of them is lost,
+    `HeldWorkers.run` raises an error at once, and so do tasks that may run on that worker only; the others are free
+    again.
 
     Parameters
     ----------

@@ -34,16 +34,20 @@ class _Hold:
     ----------
     members : list of WorkerState
         Empty while the program waits for them.
+    nested : bool
+        Whether the program holds another set meanwhile.
+    waits : dict of str to int
+        How many workers are free, and how many of these earlier requests wait for.
     lost : WorkerState or None
         The first member that was lost.
     changed : asyncio.Event
         Is set when anything changes that the program must know.
     """
 
-    def __init__(self, size: HoldSize) -> None:
-        self.size = size
+    def __init__(self, size: HoldSize, *, nested: bool) -> None:
+        self.size, self.nested = size, nested
         self.members: list[WorkerState] = []
-        self.free = 0
+        self.waits = {"free": 0, "reserved": 0}
         self.lost: WorkerState | None = None
         self.changed = asyncio.Event()
 
@@ -69,7 +73,9 @@ class Holds:
         """Whether a program holds a worker."""
         return ws.address in self._addresses
 
-    async def hold(self, comm: Comm, n_workers: int, resources: Mapping[str, float] | None = None) -> Status:
+    async def hold(
+        self, comm: Comm, n_workers: int, resources: Mapping[str, float] | None = None, nested: bool = False
+    ) -> Status:
         """Hold workers for the program at the other end, as long as the connection lasts.
 
         The program receives how many workers it can have while it waits, then its workers, and the name of the first
@@ -81,8 +87,10 @@ class Holds:
         n_workers : int
         resources : mapping, optional
             What each of them must have. Default: a GPU.
+        nested : bool, default False
+            Whether the program holds other workers until it has let these go.
         """
-        hold = _Hold(HoldSize(workers=n_workers, resources=dict(resources or {})))
+        hold = _Hold(HoldSize(workers=n_workers, resources=dict(resources or {})), nested=nested)
         self._holds.append(hold)
         ended = asyncio.ensure_future(comm.read())  # the program sends nothing more: this returns when it lets go
         ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # an error is the usual end
@@ -108,7 +116,7 @@ class Holds:
                 await comm.write({"lost": str(hold.lost.name), "job": _job_of(hold.lost)})
                 await asyncio.wait([ended])
             elif not hold.members:
-                await comm.write({"free": hold.free})
+                await comm.write(hold.waits)
             elif not sent:
                 sent = True
                 await comm.write({"held": _described(hold.members)})
@@ -117,18 +125,28 @@ class Holds:
             changed.cancel()
 
     def assign(self) -> None:
-        """Give free workers to the programs that wait, if one can have as many as it requests."""
-        for hold in self._holds:
+        """Give free workers to the programs that wait, in the order of their requests.
+
+        A request of many workers would wait for ever if later ones took the workers that become free. Only a program
+        that holds other workers comes first: the earlier ones may wait for these.
+        """
+        free, reserved = {ws for ws in self.scheduler.running if not self.held(ws)}, set[Any]()
+        for hold in sorted(self._holds, key=lambda hold: not hold.nested):
             if hold.members:
                 continue
-            free = [ws for ws in self.scheduler.running if not self.held(ws) and _fits(ws, hold.size["resources"])]
-            if len(free) >= hold.size["workers"]:
-                hold.members = _in_few_jobs(free)[: hold.size["workers"]]
+            fitting = [ws for ws in free if _fits(ws, hold.size["resources"])]
+            left = [ws for ws in fitting if ws not in reserved]
+            if len(left) >= hold.size["workers"]:
+                hold.members = _in_few_jobs(left)[: hold.size["workers"]]
                 hold.changed.set()
                 self._count()
-            elif len(free) != hold.free:
-                hold.free = len(free)
-                hold.changed.set()
+                free.difference_update(hold.members)
+            else:
+                waits = {"free": len(fitting), "reserved": len(fitting) - len(left)}
+                if waits != hold.waits:
+                    hold.waits = waits
+                    hold.changed.set()
+                reserved.update(fitting)
 
     def removed(self, address: str) -> None:
         """Free the other members of a set one of whose workers is lost; let the program and its waiting tasks fail.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -54,6 +55,16 @@ def rank_or_wait(place: str) -> str:
     while os.environ["RANK"] != "0" and not Path(place, "go").exists():
         time.sleep(0.1)
     return os.environ["RANK"]
+
+
+@travels
+def requests_that_wait(dask_scheduler: Any) -> int:
+    return sum(not hold.members for hold in dask_scheduler.plugins["hpcgpu"].holds._holds)
+
+
+def hold_one(cluster: LocalGPUCluster, timeout: str | float = "60s") -> None:
+    with cluster.hold(1, timeout=timeout) as workers:
+        assert len(workers) == 1
 
 
 def test_each_held_worker_has_its_rank_and_a_place_to_meet(
@@ -159,14 +170,10 @@ def test_more_workers_than_there_will_be_are_an_error_and_a_wait_ends_by_its_tim
     few = pytest.raises(ClusterError, match=r"will have only 2 workers in 1 job, but the program waits for 3")
     with few, cluster_of_two.hold(3):
         pass
-    late = pytest.raises(TimeoutError, match=r"hold: 1 worker requested, and 0 were free within 0.5 s")
+    late = pytest.raises(TimeoutError, match=r"hold: 1 worker requested; after 0.5 s 0 free$")
 
-    def hold_one() -> None:
-        with late, cluster_of_two.hold(1, timeout=0.5):
-            pass
-
-    with ThreadPoolExecutor(1) as threads, cluster_of_two.hold(2):
-        threads.submit(hold_one).result()
+    with ThreadPoolExecutor(1) as threads, cluster_of_two.hold(2), late:
+        threads.submit(hold_one, cluster_of_two, timeout=0.5).result()
 
 
 def test_a_block_that_waits_for_workers_of_a_block_around_it_is_an_error(cluster_of_two: LocalGPUCluster) -> None:
@@ -181,7 +188,9 @@ def test_a_block_that_waits_for_workers_of_a_block_around_it_is_an_error(cluster
     with cluster_of_two.hold(2, timeout="60s"):
         pass
 
-    late = pytest.raises(TimeoutError, match=r"2 workers requested, beside 1 that this program holds already, and")
+    late = pytest.raises(
+        TimeoutError, match=r"2 workers requested, beside 1 that this program holds already; after 0.5 s 1 free"
+    )
 
     async def program() -> None:  # it cannot know whether the cluster will grow
         async with (
@@ -263,6 +272,70 @@ with hpcgpu.hold(hpcgpu.connect({cluster_of_two.name!r}, quiet=True), 2, quiet=T
     with cluster_of_two.hold(2) as workers:
         assert len(workers) == 2
     program.communicate()
+
+
+def test_requests_are_served_in_their_order_and_a_program_that_dies_leaves_the_queue(
+    cluster_of_two: LocalGPUCluster, until: Until
+) -> None:
+    then = f"""
+import hpcgpu
+with hpcgpu.hold(hpcgpu.connect({cluster_of_two.name!r}, quiet=True), 2, quiet=True):
+    pass
+"""
+    with Client(cluster_of_two) as client, ThreadPoolExecutor(2) as threads:
+
+        def wait_for(waiting: int) -> None:
+            until(lambda: client.run_on_scheduler(requests_that_wait) == waiting, f"{waiting} requests wait")
+
+        def hold(number: int, served: list[int]) -> None:
+            with Client(cluster_of_two, set_as_default=False) as other, hpcgpu.hold(other, number, quiet=True):
+                served.append(number)
+
+        served: list[int] = []
+        with cluster_of_two.hold(1):
+            first = threads.submit(hold, 2, served)
+            wait_for(1)
+            words = "hold: 1 worker requested; after 0.5 s 1 free, 1 of them for earlier requests"
+            with ThreadPoolExecutor(1) as third, pytest.raises(TimeoutError, match=words):
+                third.submit(hold_one, cluster_of_two, timeout=0.5).result()
+            second = threads.submit(hold, 1, served)
+            wait_for(2)
+            with cluster_of_two.hold(1, timeout="60s") as workers:
+                assert len(workers) == 1, "the others wait for this program in any case"
+            wait_for(2)
+        first.result(), second.result()
+        assert served == [2, 1], "the smaller request came later"
+
+        with cluster_of_two.hold(1):
+            program = subprocess.Popen([sys.executable, "-c", then])
+            wait_for(1)
+            second = threads.submit(hold, 1, served)
+            wait_for(2)
+            program.kill()
+            second.result()
+        program.wait()
+
+
+def test_an_interrupted_program_leaves_the_queue(cluster_of_two: LocalGPUCluster, until: Until) -> None:
+    then = f"""
+import hpcgpu
+client = hpcgpu.connect({cluster_of_two.name!r}, quiet=True)
+try:
+    with hpcgpu.hold(client, 2, quiet=True):
+        pass
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    input()
+"""
+    pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with Client(cluster_of_two) as client, cluster_of_two.hold(1):
+        program = subprocess.Popen([sys.executable, "-c", then], text=True, **pipe)
+        until(lambda: client.run_on_scheduler(requests_that_wait) == 1, "it waits")
+        program.send_signal(signal.SIGINT)
+        assert program.stdout is not None and program.stdout.readline() == "interrupted\n"
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(hold_one, cluster_of_two).result()
+        program.communicate("\n")
 
 
 def test_an_asynchronous_program_holds_workers_too(cluster_of_two: LocalGPUCluster) -> None:
