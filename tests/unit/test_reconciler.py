@@ -2105,14 +2105,22 @@ async def test_a_cluster_is_left_to_itself_only_when_the_queue_has_all_jobs_that
     await site.begin(0)
     site.state.ownership = Ownership(ends_jobs=False, ends_at_exit=False)
     submit, taken = site.queue.submit, list[str]()
+    first, examined = threading.Lock(), threading.Event()
+    examine = site.reconciler.submitter.detach_when_complete
 
     def one(script: Path, **named: Any) -> str:
-        if taken:
+        if not first.acquire(blocking=False):
+            assert examined.wait(60), "the other job is there, and this one is being submitted"
             raise BatchUnavailable("the queue does not answer")
         taken.append(submit(script, **named))
         return taken[0]
 
+    def then() -> None:
+        examine()
+        examined.set()
+
     site.queue.submit = one  # type: ignore[method-assign]
+    site.reconciler.submitter.detach_when_complete = then  # type: ignore[method-assign]
     await site.scale(2)
     assert len(taken) == 1 and not site.directory.detached
     site.queue.submit = submit  # type: ignore[method-assign]
