@@ -95,6 +95,18 @@ PartitionName=shared Nodes=n[0-3],s0 MaxTime=INFINITE DefaultTime=INFINITE Prior
 PartitionName=urgent Nodes=n[0-3] MaxTime=INFINITE DefaultTime=INFINITE PriorityTier=10 PreemptMode=OFF State=UP
 """
 
+#: The submit filter of a bed whose queue takes time, for each job of each user. Slurm calls it as root, in slurmctld,
+#: so neither side of a comparison can see it or get around it.
+SUBMIT_FILTER = """\
+function slurm_job_submit(job, partitions, uid)
+    job.begin_time = math.max(job.begin_time or 0, os.time() + %d)
+    return slurm.SUCCESS
+end
+function slurm_job_modify(change, job, partitions, uid)
+    return slurm.SUCCESS
+end
+"""
+
 
 class BedError(RuntimeError):
     """The test bed did not do what was asked of it."""
@@ -296,15 +308,17 @@ def processes() -> Iterator[Process]:
 class SlurmBed:
     """A Slurm cluster in `directory`; a `start()` there takes the place of whatever ran there before.
 
-    `scheduling` is Slurm's SchedulerParameters; without it Slurm schedules as it does by default.
+    `scheduling` is Slurm's SchedulerParameters; without it Slurm schedules as it does by default. Each job waits in the
+    queue for at least `queue_seconds`.
     """
 
     #: Options of squeue: whose jobs these are. Nobody else's are in a Slurm of the tests.
     whose: tuple[str, ...] = ()
 
-    def __init__(self, directory: Path, scheduling: str = "") -> None:
+    def __init__(self, directory: Path, scheduling: str = "", queue_seconds: int = 0) -> None:
         self.directory = Path(directory).resolve()
         self.scheduling = scheduling
+        self.queue_seconds = queue_seconds
         self.conf = self.directory / "slurm.conf"
         self.cluster = "bed" + hashlib.sha256(bytes(self.directory)).hexdigest()[:12]
 
@@ -314,7 +328,8 @@ class SlurmBed:
         """Start the cluster afresh and return when all nodes are idle."""
         if not is_root():
             self.directory.mkdir(parents=True, exist_ok=True)
-            return self._as_root("start", f"--scheduling={self.scheduling}", timeout=180)
+            settings = (f"--scheduling={self.scheduling}", f"--queue-seconds={self.queue_seconds}")
+            return self._as_root("start", *settings, timeout=180)
         if reason := why_not():
             raise BedError(f"this machine cannot host the bed: {reason}")
         start_munge()
@@ -554,6 +569,8 @@ class SlurmBed:
         """The text of each configuration file."""
         host, place = socket.gethostname().partition(".")[0], self.directory
         scheduling = f"SchedulerParameters={self.scheduling}" if self.scheduling else "# scheduling by Slurm's defaults"
+        if self.queue_seconds:
+            scheduling += "\nJobSubmitPlugins=lua"
         nodes = "\n".join(
             f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} State=UNKNOWN {what}"
             for (name, what), port in zip(NODES.items(), ports[1:], strict=True)
@@ -579,15 +596,18 @@ NodeName=n[0-3] Name=gpu Type=a100 File={place}/dev/nvidia[0-3] Flags=nvidia_gpu
 NodeName=s0 Name=gpu Type=t4 File={place}/dev/nvidia0 Flags=nvidia_gpu_env
 """
         cgroup = "CgroupPlugin=disabled\n" if slurm_version() >= (23, 11) else "# nothing here uses cgroups\n"
-        return {"slurm.conf": conf, "gres.conf": gres, "cgroup.conf": cgroup}
+        files = {"slurm.conf": conf, "gres.conf": gres, "cgroup.conf": cgroup}
+        if self.queue_seconds:
+            files["job_submit.lua"] = SUBMIT_FILTER % self.queue_seconds
+        return files
 
 
 @contextmanager
-def started(directory: Path, scheduling: str = "") -> Iterator[SlurmBed]:
+def started(directory: Path, scheduling: str = "", queue_seconds: int = 0) -> Iterator[SlurmBed]:
     """A Slurm that the commands of this program use; the program ends where none can run."""
     if reason := why_not():
         sys.exit(f"no Slurm can be started here: {reason}")
-    bed = SlurmBed(directory, scheduling)
+    bed = SlurmBed(directory, scheduling, queue_seconds)
     bed.start()
     os.environ.update(bed.environment())
     try:
@@ -610,12 +630,14 @@ def main() -> None:
             command.add_argument("node", choices=NODES)
         if action == "start":
             command.add_argument("--scheduling", default="", help="Slurm's SchedulerParameters")
+            command.add_argument("--queue-seconds", type=int, default=0, help="how long each job waits at least")
     arguments = parser.parse_args()
     if arguments.action == "install":
         return install()
     if arguments.action == "why-not":
         sys.exit(why_not())
-    bed = SlurmBed(arguments.directory, arguments.scheduling if "scheduling" in arguments else "")
+    settings = (arguments.scheduling, arguments.queue_seconds) if arguments.action == "start" else ()
+    bed = SlurmBed(arguments.directory, *settings)
     if arguments.action == "env":
         print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in bed.environment().items()))
     else:
