@@ -20,26 +20,31 @@ dask-jobqueue runs outside of the jobs.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import pickle
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from slurm_programs import (
+    ROOT,
+    Event,
+    Recorder,
+    exit_on_sigterm,
+    read_events,
+    run_program,
+    written_events,
+)
+from slurm_programs import heading as common_heading
+
 sys.path[:0] = [str(ROOT / "tests" / "slurm")]
 #: Seconds before the end of a walltime at which workers end by themselves.
 MARGIN = 30
@@ -119,65 +124,25 @@ def program(chosen: argparse.Namespace, place: Path) -> None:
     expected = pickle.loads((place.parent / "expected").read_bytes())
     tables = Tables(place.parent / "data", chosen.scale)
 
-    with open(place / "events", "a") as events:
-
-        def note(what: str, number: int = 0, text: str = "") -> None:
-            print(json.dumps({"at": time.time(), "what": what, "query": number, "text": text}), file=events, flush=True)
-
-        with SIDES[chosen.program](chosen, place) as cluster, Client(cluster) as client:
-            client.upload_file(str(Path(__file__).with_name("tpch_queries.py")))
-            QUERIES[6](tables)
-            note("first")
-            client.wait_for_workers(chosen.jobs)
-            for number, query in list(QUERIES.items()) * chosen.rounds:
-                note("begin", number)
-                try:
-                    answer = query(tables)
-                except Exception as error:
-                    note("failed", number, f"{type(error).__name__}: {str(error)[:300]}")
-                    continue
-                note("end", number)
-                if wrong := difference(answer, expected[number]):
-                    note("wrong", number, wrong)
-            note("all")
+    with written_events(place) as note, SIDES[chosen.program](chosen, place) as cluster, Client(cluster) as client:
+        client.upload_file(str(Path(__file__).with_name("tpch_queries.py")))
+        QUERIES[6](tables)
+        note("first")
+        client.wait_for_workers(chosen.jobs)
+        for number, query in list(QUERIES.items()) * chosen.rounds:
+            note("begin", number)
+            try:
+                answer = query(tables)
+            except Exception as error:
+                note("failed", number, f"{type(error).__name__}: {str(error)[:300]}")
+                continue
+            note("end", number)
+            if wrong := difference(answer, expected[number]):
+                note("wrong", number, wrong)
+        note("all")
 
 
 # What happens around it
-
-
-class Event(NamedTuple):
-    """What a program wrote."""
-
-    at: float
-    what: str
-    query: int
-    text: str
-
-
-class Job(NamedTuple):
-    """A job as squeue prints it."""
-
-    id: int
-    name: str
-    state: str
-    cores: int
-    start: str
-    end: str
-    limit: str
-
-    @property
-    def times(self) -> tuple[float, float]:
-        """When it started and ended; twice zero if it did not start."""
-        try:
-            return datetime.fromisoformat(self.start).timestamp(), datetime.fromisoformat(self.end).timestamp()
-        except ValueError:
-            return 0.0, 0.0
-
-    @property
-    def core_hours(self) -> float:
-        """What it cost."""
-        start, end = self.times
-        return (end - start) * self.cores / 3600
 
 
 @dataclass
@@ -189,24 +154,6 @@ class Outcome:
     core_hours: float = 0.0
     failed: int = 0
     remarks: list[str] = field(default_factory=list)
-
-
-def listed(first: int = 0) -> list[Job]:
-    """Return all jobs that Slurm knows, from this id on, also those that ended less than five minutes ago."""
-    form = "%i|%j|%T|%C|%S|%e|%l"
-    done = subprocess.run(["squeue", "-h", "-a", "-t", "all", "-o", form], check=True, capture_output=True, text=True)
-    rows = [line.split("|") for line in done.stdout.splitlines()]
-    jobs = [Job(int(row[0]), row[1], row[2], int(row[3]), *row[4:]) for row in rows]
-    return [job for job in jobs if job.id >= first]
-
-
-def read_events(place: Path) -> list[Event]:
-    """Return what the program has written, without a line that it is writing."""
-    try:
-        lines = (place / "events").read_text().split("\n")[:-1]
-    except FileNotFoundError:
-        return []
-    return [Event(**json.loads(line)) for line in lines]
 
 
 def shorten(place: Path, minutes: int) -> dict[str, str]:
@@ -242,45 +189,25 @@ def command(chosen: argparse.Namespace, side: str, place: Path) -> list[str]:
     return ["srun", "-Q", "-p", "gpu", "-n", "1", cores, f"--mem={megabytes}M", f"--time={WALLTIME}", *python]
 
 
-class Watch:
+class Watch(Recorder):
     """Records the jobs of one run, and disturbs it."""
 
     def __init__(self, place: Path, short: int) -> None:
-        self.place, self.short = place, short
-        self.jobs: dict[int, Job] = {}
-        self.remarks: list[str] = []
-        self.first_id = 1 + max((job.id for job in listed()), default=0)
+        self.short = short
         self._cancelled = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        super().__init__(place)
 
-    def look(self) -> None:
-        """Record the jobs as they are now."""
-        self.jobs |= {job.id: job for job in listed(self.first_id)}
-
-    def end(self) -> None:
-        """Stop; return when nothing is recorded any more."""
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        looked = 0.0
-        while not self._stop.wait(0.2):
-            with suppress(subprocess.CalledProcessError):  # the next time
-                if time.monotonic() > looked + 5:
-                    self.look()
-                    looked = time.monotonic()
-                if self.short and not self._cancelled:
-                    self._cancel()
+    def disturb(self) -> None:
+        if self.short and not self._cancelled:
+            self._cancel()
 
     def _cancel(self) -> None:
         """Cancel a worker job one second after query 2 began."""
-        begun = [event.at for event in read_events(self.place) if (event.what, event.query) == ("begin", 2)]
+        begun = [event.at for event in read_events(self.place) if (event.what, event.number) == ("begin", 2)]
         if not begun or time.time() < begun[0] + 1:
             return
-        self.look()
-        running = [job for job in self.jobs.values() if job.state == "RUNNING" and not job.name.endswith("-scheduler")]
+        self.record()
+        running = [job for job in self.jobs.values() if job.state == "RUNNING" and not job.is_scheduler]
         if victims := [job for job in running if job.limit != f"{self.short}:00"]:
             self._cancelled = victims[-1].id
             subprocess.run(["scancel", str(self._cancelled)], check=True)
@@ -303,31 +230,8 @@ def run(chosen: argparse.Namespace, side: str, disturbed: bool, bed: Any, place:
     place.mkdir()
     watch = Watch(place, chosen.short if disturbed else 0)
     more = shorten(place, chosen.short) if disturbed else {}
-    started = time.time()
-    with open(place / "output", "w") as output:
-        process = subprocess.Popen(
-            command(chosen, side, place), stdout=output, stderr=subprocess.STDOUT, env=os.environ | more
-        )
-        try:
-            process.wait(chosen.limit)
-        except subprocess.TimeoutExpired:
-            watch.remarks.append(f"stopped after {chosen.limit:.0f} s")
-        finally:
-            end(process)
-            bed.cancel_all()
-            bed.wait_empty(120)
-            watch.end()
-    watch.look()
+    started = run_program(command(chosen, side, place), watch, bed, chosen.limit, more)
     return judge(watch, started, 22 * chosen.rounds, side, disturbed)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a program: politely, so that it ends what it started, and then by force."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            process.send_signal(number)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(60)
 
 
 def judge(watch: Watch, started: float, queries: int, side: str, disturbed: bool) -> Outcome:
@@ -336,8 +240,8 @@ def judge(watch: Watch, started: float, queries: int, side: str, disturbed: bool
     by_name = {event.what: event.at for event in events}
     by_kind = Counter(event.what for event in events)
     outcome.failed = queries - by_kind["end"] + by_kind["wrong"]
-    outcome.core_hours = sum(job.core_hours for job in watch.jobs.values())
-    outcome.remarks += [f"query {event.query}: {event.text}" for event in events if event.text]
+    outcome.core_hours = sum(job.seconds * job.cores for job in watch.jobs.values()) / 3600
+    outcome.remarks += [f"query {event.number}: {event.text}" for event in events if event.text]
     if "first" in by_name:
         outcome.first = by_name["first"] - started
     if "all" in by_name:
@@ -378,20 +282,9 @@ def remark(side: str, disturbed: bool, outcome: Outcome) -> str:
 
 def heading(chosen: argparse.Namespace) -> str:
     """Return what must be known of a measurement."""
-    from importlib.metadata import version
-
-    from bed import slurm_version
-
-    versions = ", ".join(f"{name} {version(name)}" for name in ("distributed", "dask-jobqueue", "pandas", "pyarrow"))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
-    slurm = ".".join(f"{part:02}" for part in slurm_version())
-    day = time.strftime("%Y-%m-%d", time.gmtime())
     jobs = f"{chosen.jobs} worker jobs, each with {chosen.cores} cores and {chosen.memory}"
     return f"""\
-{day}, Slurm {slurm} on one machine of {os.cpu_count()} cores, load at the start {os.getloadavg()[0]:.1f},
-Python {sys.version.split()[0]}, {versions}, commit {commit.strip()}
-
-python benchmarks/tpch.py {" ".join(sys.argv[1:])}
+{common_heading(("distributed", "dask-jobqueue", "pandas", "pyarrow"))}\
 Scale factor {chosen.scale:g}; {jobs}; 22 queries {chosen.rounds} x; medians of {chosen.repeat} runs.
 In a run that loses two jobs, one job is cancelled, and one has a walltime of {chosen.short} min.
 """
@@ -418,7 +311,7 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     chosen = parsed()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that all that was started ends
+    exit_on_sigterm()
     if chosen.program:
         return program(chosen, chosen.place)
     import bed as slurm_bed
