@@ -130,7 +130,7 @@ def ours(workers: int, python: str, jobs: int) -> Any:
     )
 
 
-def theirs(workers: int, python: str, place: Path, jobs: int) -> Any:
+def theirs(workers: int, python: str, place: Path, jobs: int, **more: Any) -> Any:
     from dask_jobqueue import SLURMCluster
 
     return SLURMCluster(
@@ -143,6 +143,7 @@ def theirs(workers: int, python: str, place: Path, jobs: int) -> Any:
         log_directory=str(place / "theirs"),
         local_directory=str(place / "scratch"),
         python=python,
+        **more,
     )
 
 
