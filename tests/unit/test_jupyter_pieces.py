@@ -18,7 +18,7 @@ from tornado.httputil import HTTPHeaders
 from hpcgpu.client import jupyter_dashboard_link
 from hpcgpu.client.dashboard_forwarding import DashboardEndpoint, ssh_command
 from hpcgpu.client.jupyter_dashboard_link import dashboard_link, with_host
-from hpcgpu.jupyter import snapshots
+from hpcgpu.jupyter import snapshots, start_from_form
 
 CLUSTER = Path("/clusters/demo")
 
@@ -155,3 +155,16 @@ def test_a_page_of_dask_sets_no_cookie_of_the_jupyter_server_and_gives_its_page_
     Dashboard._cleaned(proxy, response, "/status")
     assert response.headers["Content-Type"] == "text/html"
     assert not {"Set-Cookie", "Access-Control-Allow-Origin"} & set(response.headers)
+
+
+def test_a_start_from_the_page_goes_on_if_the_terminal_of_the_server_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(
+        f"#!{sys.executable}\nimport json, os\nprint(json.dumps({{'session': os.getsid(0), 'process': os.getpid()}}))\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    started = start_from_form.run(["start", "demo"])
+    assert started["session"] == started["process"], "a session of its own"
