@@ -190,6 +190,15 @@ def test_of_too_many_notices_the_newest_are_delivered() -> None:
     assert delivered == ["0", *map(str, range(100, 200))]
 
 
+def test_a_notice_after_all_others_were_delivered_is_delivered_too() -> None:
+    delivered: list[str] = []
+    notifier = Notifier(lambda notice: delivered.append(notice.message), pytest.fail)
+    for message in ("first", "much later"):
+        notifier.send(Notice(event="ready", cluster="demo", message=message, time=0.0))
+        notifier.finish(120.0)
+    assert delivered == ["first", "much later"]
+
+
 def test_a_function_that_raises_is_a_warning_and_others_are_still_told() -> None:
     told: list[Notice] = []
 

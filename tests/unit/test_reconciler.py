@@ -30,11 +30,12 @@ from hpcgpu.manager.cluster_phases import Kind, Ownership
 from hpcgpu.manager.periodic_tasks import Periodic
 from hpcgpu.manager.start_cluster import Starter
 from hpcgpu.manager.take_over import attach
+from hpcgpu.manager.wait_for_workers import wanted_workers
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.decide_actions import Drain
 from hpcgpu.scaling.policy_data import Limits
-from hpcgpu.scaling.wanted_state import AddGroup, Close, DeleteGroup, Detach, Scale, WantedGroup
+from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Close, DeleteGroup, Detach, Scale, WantedGroup
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.journal import End
 from tests.unit.simulated import HOUR, Site, taken_over
@@ -2126,3 +2127,23 @@ async def test_a_cluster_is_left_to_itself_only_when_the_queue_has_all_jobs_that
     site.queue.submit = submit  # type: ignore[method-assign]
     await site.scale(2)
     assert site.directory.detached
+
+
+async def test_an_adaptive_cluster_is_waited_for_with_the_jobs_that_it_has(site: Site) -> None:
+    assert len(site.registry.active) == 2
+    site.reconciler.order(Adapt(DEFAULT, Limits(minimum=0, maximum=8), 5.0))
+    assert wanted_workers(site.state) == 2 * site.group.options.workers_per_job
+    site.reconciler.order(Adapt(DEFAULT, Limits(minimum=5, maximum=8), 5.0))
+    assert wanted_workers(site.state) == 5 * site.group.options.workers_per_job, "the minimum is on its way"
+
+
+async def test_what_was_submitted_keeps_its_directory_though_the_queue_refused_the_rest_of_the_start(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path)
+    await site.begin(0)
+    site.queue.refusal = SubmitRefused("Invalid account")
+    await site.scale(1)
+    site.state.lose("the start failed")
+    await closed(site)
+    assert [submit.refused for submit in site.directory.submits()] == [False, True]

@@ -224,6 +224,15 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Control, lis
     widget.feed.stop()
 
 
+def test_a_view_that_is_closed_stops_no_other_view(answers: tuple[Any, Control, list[Any]]) -> None:
+    widget, *_ = answers
+    for what in ("shown", "shown", "hidden"):
+        widget._received(None, {"do": what}, [])
+    assert not widget.feed._off.is_set(), "the other view still shows the cluster"
+    widget._received(None, {"do": "hidden"}, [])
+    assert widget.feed._off.is_set()
+
+
 @pytest.mark.parametrize(
     ("request_", "answer"),
     [
