@@ -535,6 +535,15 @@ def test_the_name_of_what_has_ended_is_free(lone: ClusterDirectory, monkeypatch:
     assert create_directory.claim(lone.path, start_cluster.alive).submits() == []
 
 
+def test_a_cluster_that_has_ended_without_a_close_is_not_connected_to(lone: ClusterDirectory) -> None:
+    settings: Any = SimpleNamespace(cluster_directory=lone.path.parent, name="lone", if_exists="connect")
+    queue: Any = Tells(lone="completed")
+    assert start_cluster.existing(SimpleNamespace(cluster=settings), queue) is None  # type: ignore[arg-type]
+    queue.poll = lambda job_ids: {"5": JobStatus(job_id="5", name="lone", state=JobState.RUNNING)}
+    found = start_cluster.existing(SimpleNamespace(cluster=settings), queue)  # type: ignore[arg-type]
+    assert found is not None and found.path == lone.path
+
+
 def test_a_cluster_that_was_stopped_half_way_is_kept_while_nobody_knows_its_jobs(
     lone: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from hpcgpu.client import jupyter_dashboard_link
 from hpcgpu.client.dashboard_forwarding import DashboardEndpoint, ssh_command
 from hpcgpu.client.jupyter_dashboard_link import dashboard_link, with_host
 from hpcgpu.jupyter import snapshots, start_from_form
+from hpcgpu.profiles import site_profiles
 
 CLUSTER = Path("/clusters/demo")
 
@@ -168,3 +169,14 @@ def test_a_start_from_the_page_goes_on_if_the_terminal_of_the_server_is_interrup
     monkeypatch.setattr(sys, "executable", str(program))
     started = start_from_form.run(["start", "demo"])
     assert started["session"] == started["process"], "a session of its own"
+
+
+def test_a_saved_form_has_what_was_typed_above_what_its_profile_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    first = {"name": "base", "options": {"system": "local", "cores": "4", "memory": "8GB"}}
+    start_from_form.save(first)
+    start_from_form.save({"name": "mine", "options": {"profile": "base", "cores": "6"}})
+    saved = site_profiles.load("mine").options
+    assert (str(saved["cores"]), saved["memory"]) == ("6", "8GB")

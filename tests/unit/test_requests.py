@@ -11,16 +11,19 @@ import pytest
 from distributed import Scheduler
 from distributed.core import Status
 
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.dask_scheduler import end_without_manager, manager_requests
 from hpcgpu.dask_scheduler.end_without_manager import ManagerLease
 from hpcgpu.dask_scheduler.manager_requests import Requests
 from hpcgpu.dask_scheduler.rpc_types import RequestAnswer
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
 from hpcgpu.errors import ClusterError
-from hpcgpu.orders import send_to_manager
-from hpcgpu.scaling.wanted_state import Scale
-from hpcgpu.store import create_directory
+from hpcgpu.orders import manager_in_scheduler_job, send_to_manager
+from hpcgpu.scaling.policy_data import Limits
+from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Scale, Wanted, apply
+from hpcgpu.store import create_directory, saved_options
 from hpcgpu.store.contact import Contact
+from hpcgpu.store.directory import ClusterDirectory
 
 
 async def test_a_request_is_answered_by_the_manager_that_takes_it() -> None:
@@ -141,3 +144,21 @@ async def test_the_lease_ends_a_scheduler_unless_its_cluster_was_detached(
         await lease.release()
     await lease._watching
     assert scheduler.reason == ("" if released else "hpcgpu-lease")
+
+
+def test_a_request_that_the_scheduler_job_cannot_carry_out_is_not_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(contact: Contact, directory: ClusterDirectory) -> str:
+        assert directory.wanted().detached, "a scheduler that starts now would follow the request"
+        return "compute nodes of this site cannot submit jobs"
+
+    monkeypatch.setattr(manager_in_scheduler_job, "_start", fails)
+    directory = create_directory.claim(tmp_path / "demo", None, system="slurm")
+    saved_options.write(directory, resolve("slurm", {"name": "demo", "gpus_per_node": 1}))
+    earlier = apply(Wanted(), AddGroup("default", 2))
+    directory.want(earlier)
+    directory.publish(Contact(token=directory.token(), job_id="7", workers="tls://h:1", client="tls://h:1"))
+    with pytest.raises(ClusterError, match="demo cannot scale it: compute nodes of this site cannot submit jobs"):
+        manager_in_scheduler_job.in_scheduler_job(directory, Adapt("default", Limits(maximum=4), 5.0))
+    assert directory.wanted() == earlier and not directory.detached

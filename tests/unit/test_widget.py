@@ -14,6 +14,7 @@ from typing import Any
 import drawing
 import pytest
 
+from hpcgpu.cluster import notebook
 from hpcgpu.cluster.notebook import bundle, widget_of
 from hpcgpu.errors import OptionError
 from hpcgpu.existing_clusters.snapshot import Snapshot
@@ -222,6 +223,20 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Control, lis
     monkeypatch.setattr(widget, "send", sent.append)
     yield widget, control, sent
     widget.feed.stop()
+
+
+def test_the_stop_button_of_an_ended_cluster_ends_no_later_cluster_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[object] = []
+    monkeypatch.setattr(notebook, "stop_all", stopped.append)
+    directory = SimpleNamespace(closed=False)
+    cluster: Any = SimpleNamespace(
+        asynchronous=False, close=lambda: None, _close=None, directory=directory, same_directory=False
+    )
+    notebook._Control(cluster).stop()
+    assert stopped == []
+    cluster.same_directory = True
+    notebook._Control(cluster).stop()
+    assert stopped == [directory]
 
 
 def test_a_view_that_is_closed_stops_no_other_view(answers: tuple[Any, Control, list[Any]]) -> None:
