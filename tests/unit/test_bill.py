@@ -260,6 +260,25 @@ def test_gpus_that_were_connected_count_where_the_options_request_fewer(
     ]
 
 
+def test_of_a_job_whose_usage_was_dropped_nobody_knows_what_it_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = ClusterDirectory(tmp_path)
+    about = {"name": "demo", "token": "t", "created": 1, "format": FORMAT, "system": "slurm"}
+    directory.write("cluster.json", json.dumps(about))
+    saved_options.write(directory, resolve("slurm", {"name": "demo", "gpus_per_node": 2}))
+    directory.intend("demo-0", "worker")
+    directory.submitted("demo-0", "7")
+    monkeypatch.setattr(report_module, "known", lambda *arguments: {"7": ENDED})
+    later = line(JobUsage(id="9", gpus=2, began=20 * HOUR, last=21 * HOUR))
+    before = []
+    for content in (later, line(JobUsage(id="")) + later):
+        directory.write(FILE, content)
+        [job] = [one for one in report_module.report(directory).jobs if one.id == "7"]
+        before.append(job.before)
+    assert before == [8, None], "it had no worker; it may have had some"
+
+
 def test_hours_that_nobody_can_explain_are_shown_as_such() -> None:
     text = report([worker(before=None, busy=None, after=None)]).text(200)
     assert "4.00 (100 %) of jobs without usage data" in text

@@ -595,6 +595,17 @@ def test_scripts_that_were_not_launched_are_no_cluster_and_say_how_they_become_o
     assert json.loads(listed.output)["state"] == "not launched"
 
 
+def test_of_two_clusters_of_one_name_the_one_that_is_not_closed_is_meant(tmp_path: Path) -> None:
+    closed, live = (create_directory.claim(tmp_path / root / "demo", lambda submits: []) for root in ("a", "b"))
+    closed.close()
+    roots = {"slurm": {"cluster-directory": str(tmp_path / "a")}, "pbs": {"cluster-directory": str(tmp_path / "b")}}
+    with dask.config.set({"hpcgpu": roots}):
+        assert locate("demo").path == live.path
+        live.close()
+        with pytest.raises(NoCluster, match="several clusters are named demo"):
+            locate("demo")
+
+
 def test_a_closed_cluster_is_not_among_those_that_there_are(tmp_path: Path) -> None:
     for name in ("open", "shut"):
         create_directory.claim(tmp_path / name, lambda submits: [])

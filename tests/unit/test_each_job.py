@@ -14,6 +14,7 @@ from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.queue_monitor import View, observe
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, Superseded
 from hpcgpu.jobs import scheduler_job
+from hpcgpu.jobs.job_phases import Ended
 from hpcgpu.manager import closing as closing_of_cluster
 from hpcgpu.manager import draining, program_exit
 from hpcgpu.manager.closing import Closing
@@ -508,3 +509,13 @@ async def test_the_hours_of_an_earlier_job_count_for_each_of_its_gpus(tmp_path: 
     await site.ends("demo-0", JobState.TIMEOUT)
     other = await taken_over(site, tmp_path)
     assert other.group.gpu_seconds(now=site.now) == pytest.approx(4 * HOUR, abs=60)
+
+
+async def test_a_job_whose_end_is_seen_late_ended_when_the_queue_says(tmp_path: Path) -> None:
+    site = await begun(tmp_path)
+    job, ended = site.job("demo-0"), site.state.now + 10
+    site.loses("demo-0")
+    site.says("demo-0", JobState.FAILED, end=ended)
+    site.now += 3600  # as of a laptop that slept
+    await site.polled()
+    assert isinstance(job.phase, Ended) and job.phase.at == ended

@@ -21,7 +21,7 @@ async def wait_for(name: str, *needs: Any) -> str:
 
 
 def test_a_client_that_loses_a_result_hears_of_it_and_another_one_does_not() -> None:
-    asyncio.run(_lose_and_retry())
+    asyncio.run(asyncio.wait_for(_lose_and_retry(), 120))
 
 
 async def _lose_and_retry() -> None:
@@ -59,7 +59,7 @@ async def _lose_and_retry() -> None:
 
 
 def test_a_result_that_a_remaining_worker_has_too_is_not_lost() -> None:
-    asyncio.run(_lose_one_of_two())
+    asyncio.run(asyncio.wait_for(_lose_one_of_two(), 120))
 
 
 async def _lose_one_of_two() -> None:
