@@ -28,12 +28,14 @@ from hpcgpu.existing_clusters import stop as stop_module
 from hpcgpu.existing_clusters.lookup import Found, locate
 from hpcgpu.existing_clusters.query_jobs import live_jobs
 from hpcgpu.existing_clusters.stop import stop
+from hpcgpu.existing_clusters.unsubmitted_jobs import unfinished
 from hpcgpu.jobs.job_registry import Registry
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager import start_cluster
 from hpcgpu.manager.draining import close_finished, move_data
 from hpcgpu.scaling.decide_actions import Drain
+from hpcgpu.scaling.wanted_state import AddGroup, Wanted, apply
 from hpcgpu.scripts.bundle import make
 from hpcgpu.store import certificates_and_keys, create_directory
 from hpcgpu.store.contact import Contact
@@ -533,6 +535,21 @@ def test_the_name_of_what_has_ended_is_free(lone: ClusterDirectory, monkeypatch:
     if by == "its scheduler":  # the last that it does is to remove the keys
         lone.remove_secrets()
     assert create_directory.claim(lone.path, start_cluster.alive).submits() == []
+
+
+def test_the_name_of_a_cluster_whose_jobs_still_end_after_a_stop_is_not_free(lone: ClusterDirectory) -> None:
+    lone.begin_close()
+    with pytest.raises(ClusterExists, match="its jobs 5 are in the queue"):
+        create_directory.claim(lone.path, lambda earlier: ["5"])
+    assert lone.closing and not lone.closed
+
+
+def test_only_a_start_that_has_been_quiet_for_long_counts_as_killed_on_another_machine(lone: ClusterDirectory) -> None:
+    elsewhere(lone)
+    lone.want(apply(Wanted(), AddGroup("default", 2)))
+    now = time.time()
+    assert unfinished(lone, now=now) == "", "it may still submit"
+    assert "2 worker jobs were asked for, and none submitted" in unfinished(lone, now=now + 3600)
 
 
 def test_a_cluster_that_has_ended_without_a_close_is_not_connected_to(lone: ClusterDirectory) -> None:

@@ -35,7 +35,7 @@ from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.decide_actions import Drain
 from hpcgpu.scaling.policy_data import Limits
-from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Close, DeleteGroup, Detach, Scale, WantedGroup
+from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Close, DeleteGroup, Detach, Scale, WantedGroup, to_json
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.journal import End
 from tests.unit.simulated import HOUR, Site, taken_over
@@ -2147,3 +2147,23 @@ async def test_what_was_submitted_keeps_its_directory_though_the_queue_refused_t
     site.state.lose("the start failed")
     await closed(site)
     assert [submit.refused for submit in site.directory.submits()] == [False, True]
+
+
+async def test_a_request_that_is_refused_is_answered_with_the_reason(site: Site) -> None:
+    periodic = Periodic(site.reconciler, site.options.cluster)
+    requests: list[Any] = [{"number": 7, "command": to_json(Scale("no-such-group", 2))}]
+    answers: list[tuple[int, str]] = []
+
+    async def next_request(manager: int) -> Any:
+        return requests.pop() if requests else await asyncio.Event().wait()
+
+    async def answer_request(number: int, error: str) -> None:
+        answers.append((number, error))
+        raise asyncio.CancelledError
+
+    site.client.next_request = next_request  # type: ignore[method-assign]
+    site.client.answer_request = answer_request  # type: ignore[attr-defined]
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(periodic._serve_requests(site.client), 60)  # type: ignore[arg-type]
+    [(number, error)] = answers
+    assert number == 7 and "no-such-group" in error
