@@ -35,8 +35,13 @@ _connected_to: dict[str, Path] = {}
 _plain_link = Client.dashboard_link.fget
 
 
+def directory_of(client: Client) -> Path | None:
+    """Return the directory of the cluster that a client of an address belongs to; None if it is not known."""
+    return None if client.cluster is not None else _connected_to.get(getattr(client.scheduler, "address", ""))
+
+
 def _dashboard_link(client: Client) -> str:
-    path = None if client.cluster is not None else _connected_to.get(getattr(client.scheduler, "address", ""))
+    path = directory_of(client)
     link = jupyter_dashboard_link.dashboard_link(path) if path is not None else ""
     return jupyter_dashboard_link.with_host(link) or _plain_link(client)
 

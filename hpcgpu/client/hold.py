@@ -16,6 +16,7 @@ from distributed.comm import CommClosedError
 from distributed.core import connect
 
 from hpcgpu.batch.base import JobState
+from hpcgpu.client.connect import directory_of
 from hpcgpu.client.held_client import HeldClient
 from hpcgpu.dask_scheduler.held_workers import lost_words
 from hpcgpu.dask_scheduler.rpc_types import HeldWorkerInfo
@@ -23,12 +24,17 @@ from hpcgpu.dask_worker.run_ranked import free_port, run_ranked
 from hpcgpu.display.counts_and_durations import counted, duration
 from hpcgpu.display.job_info import JobInfo
 from hpcgpu.display.progress import Progress
-from hpcgpu.errors import ClusterError, OptionError
+from hpcgpu.errors import ClusterError, HpcgpuError, OptionError
+from hpcgpu.existing_clusters.snapshot import Observer
 from hpcgpu.options import values
 from hpcgpu.posix.threads import in_thread
+from hpcgpu.store.directory import ClusterDirectory
 
 #: Seconds in which the scheduler reports the loss of a worker after a call on it has failed.
 _REPORTED = 10.0
+
+#: Seconds in which queue and scheduler report the jobs of a cluster.
+_ANSWERED = 10.0
 
 #: Seconds in which the queue reports the end of a job whose worker is lost.
 _ENDED = 20.0
@@ -97,6 +103,7 @@ class HeldWorkers(Sequence[HeldWorker]):
         self._comm = comm
         self._ended = False
         self._lost = asyncio.Event()
+        self._observer: Observer | None = None
         self.client = cast(Client, HeldClient(client, self.addresses, self._watched))
         self._watching = asyncio.ensure_future(self._watch())
 
@@ -198,28 +205,41 @@ class HeldWorkers(Sequence[HeldWorker]):
             raise ClusterError("the scheduler is gone, and with it all held workers") from error
         self._lost.set()
         name, job = message["lost"], message["job"]
-        why = await self._why_lost(job["name"]) if isinstance(self._client.cluster, _OwnCluster) and job else ""
+        why = await self._why_lost(job["name"]) if job else ""
         raise ClusterError(f"{lost_words(name, job)}{': ' if why else ''}{why}. The other workers are free again")
 
     async def _why_lost(self, name: str) -> str:
-        """Return how the job of a lost worker has ended, as the queue reports it soon."""
-        until = time.monotonic() + _ENDED
+        """Return how the job of a lost worker has ended, as the queue reports it soon; empty if it does not."""
+        until, self._observer = time.monotonic() + _ENDED, None
         while True:
-            job = next((job for job in await in_thread(self._jobs) if job.name == name), None)
-            if job is not None and (JobState(job.state).ended or time.monotonic() > until):
-                why = job.reason if JobState(job.state).ended else "its process has ended, and its job still runs"
-                return f"{why}. Log: {job.log}"
-            if time.monotonic() > until:
+            job = next((job for job in await self._jobs() if job.name == name), None)
+            state, late = JobState(job.state) if job is not None else JobState.UNKNOWN, time.monotonic() > until
+            if job is not None and state.ended:
+                return f"{job.reason}. Log: {job.log}"
+            if job is not None and late and state is not JobState.UNKNOWN:
+                return f"its process has ended, and its job still runs. Log: {job.log}"
+            if late:
                 return ""
             await asyncio.sleep(0.5)
 
-    def _jobs(self) -> Iterable[JobInfo]:
-        return self._client.cluster.jobs if isinstance(self._client.cluster, _OwnCluster) else []
+    async def _jobs(self) -> Iterable[JobInfo]:
+        """Return the jobs of the cluster; none if they are not known within seconds."""
+        with suppress(TimeoutError, OSError, ValueError, HpcgpuError):
+            return await asyncio.wait_for(in_thread(self._jobs_now), _ANSWERED)
+        return []
 
-    def first_end(self) -> str:
+    def _jobs_now(self) -> Iterable[JobInfo]:
+        if isinstance(self._client.cluster, _OwnCluster):
+            return self._client.cluster.jobs
+        if self._observer is None and (path := directory_of(self._client)) is not None:
+            self._observer = Observer(ClusterDirectory.existing(path))
+            self._observer.soon()  # the queue shows the end of a job with a delay
+        return self._observer.snapshot().jobs if self._observer is not None else []
+
+    async def first_end(self) -> str:
         """Return which job ends first, and when; empty if that is not known."""
-        names = {worker.job for worker in self}
-        ends = [(job.time_left, job.name) for job in self._jobs() if job.name in names and job.time_left is not None]
+        names, jobs = {worker.job for worker in self}, await self._jobs()
+        ends = [(job.time_left, job.name) for job in jobs if job.name in names and job.time_left is not None]
         return f"job {min(ends)[1]} ends first, in {duration(min(ends)[0])}" if ends else ""
 
     async def let_go(self, error: BaseException | None) -> None:
@@ -297,7 +317,7 @@ class Hold:
             members = [_member(one, port[one["address"]]) for one, port in zip(infos, ports, strict=True)]
             self._workers = HeldWorkers(self.client, members, comm)
             _blocks.append((self._runs_in, self._workers))
-            if not self.quiet and (ends := await in_thread(self._workers.first_end)):
+            if not self.quiet and (ends := await self._workers.first_end()):
                 print(f"hpcgpu: {counted(len(members), 'worker')} held; {ends}", file=sys.stderr)
             return self._workers
         except BaseException as error:

@@ -149,6 +149,20 @@ def test_the_loss_of_a_held_worker_is_raised_at_once_with_job_and_reason_and_the
         (home / "go").touch()
 
 
+def test_a_program_that_has_only_connected_learns_the_end_of_the_walltime_and_why_a_worker_was_lost(
+    queue: LocalQueue, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with (
+        LocalGPUCluster(**GPU, jobs=1, walltime="1h") as cluster,
+        hpcgpu.connect(cluster.name, quiet=True) as client,
+        hpcgpu.hold(client, 2) as workers,
+    ):
+        assert f"2 workers held; job {workers[0].job} ends first, in " in capfd.readouterr().err
+        queue.cancel([workers[0].job_id])
+        with pytest.raises(ClusterError, match=r"was lost while a program held it: .*cancelled.*\. Log: .*\.log\. The"):
+            workers.run(time.sleep, 600)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
