@@ -2151,7 +2151,8 @@ async def test_what_was_submitted_keeps_its_directory_though_the_queue_refused_t
 
 async def test_a_request_that_is_refused_is_answered_with_the_reason(site: Site) -> None:
     periodic = Periodic(site.reconciler, site.options.cluster)
-    requests: list[Any] = [{"number": 7, "command": to_json(Scale("no-such-group", 2))}]
+    site.directory.begin_close()  # by `hpcgpu stop`, a moment ago
+    requests: list[Any] = [{"number": 7, "command": to_json(Scale(DEFAULT, 5))}]
     answers: list[tuple[int, str]] = []
 
     async def next_request(manager: int) -> Any:
@@ -2166,4 +2167,4 @@ async def test_a_request_that_is_refused_is_answered_with_the_reason(site: Site)
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(periodic._serve_requests(site.client), 60)  # type: ignore[arg-type]
     [(number, error)] = answers
-    assert number == 7 and "no-such-group" in error
+    assert number == 7 and "was closed, by its program or by `hpcgpu stop`" in error
