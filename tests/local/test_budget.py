@@ -111,7 +111,7 @@ def test_the_end_of_the_budget_is_told_before_and_then_and_lost_results_are_erro
         assert "warning    cluster spent has used up its budget" in command("status", "spent").stdout
         for _ in range(2):
             with pytest.raises(ClusterError, match="used up its budget"):
-                cluster.wait_for_workers(1)
+                cluster.wait_for_workers(1, timeout=150)
         monkeypatch.setattr("hpcgpu.scaling.budget._NEAR", 0.8)
         cluster.adapt(maximum_jobs=1, maximum_gpu_hours=10, **ADAPT)
         assert "its budget" not in repr(cluster) and not cluster.snapshot().warnings

@@ -136,7 +136,7 @@ def test_the_loss_of_a_held_worker_is_raised_at_once_with_job_and_reason_and_the
         until(lambda: len(list(home.glob("begun-*"))) == 4 and client.processing()[lost.address], "all run")
         queue.cancel([lost.job_id])
         with pytest.raises(ClusterError) as error:
-            call.result()
+            call.result(timeout=150)
         words = str(error.value)
         assert f"of job {lost.job_id} ({lost.job}) was lost while a program held it: " in words
         assert "cancelled" in words and ".log" in words and words.endswith("The other workers are free again")
