@@ -101,6 +101,7 @@ class HeldWorkers(Sequence[HeldWorker]):
         self._client = client
         self._members = members
         self._comm = comm
+        self._scheduler = str(client.scheduler.address)
         self._ended = False
         self._lost = asyncio.Event()
         self._observer: Observer | None = None
@@ -123,7 +124,7 @@ class HeldWorkers(Sequence[HeldWorker]):
     @property
     def scheduler(self) -> str:
         """The address of the scheduler; empty if these workers are free again."""
-        return "" if self._ended or self._lost.is_set() else str(self._client.scheduler.address)
+        return "" if self._ended or self._lost.is_set() or self._watching.done() else self._scheduler
 
     @property
     def addresses(self) -> list[str]:
@@ -205,14 +206,15 @@ class HeldWorkers(Sequence[HeldWorker]):
             raise ClusterError("the scheduler is gone, and with it all held workers") from error
         self._lost.set()
         name, job = message["lost"], message["job"]
-        why = await self._why_lost(job["name"]) if job else ""
+        known = isinstance(self._client.cluster, _OwnCluster) or directory_of(self._client) is not None
+        why = await self._why_lost(job["id"], job["name"]) if job and known else ""
         raise ClusterError(f"{lost_words(name, job)}{': ' if why else ''}{why}. The other workers are free again")
 
-    async def _why_lost(self, name: str) -> str:
+    async def _why_lost(self, job_id: str, name: str) -> str:
         """Return how the job of a lost worker has ended, as the queue reports it soon; empty if it does not."""
         until, self._observer = time.monotonic() + _ENDED, None
         while True:
-            job = next((job for job in await self._jobs() if job.name == name), None)
+            job = next((job for job in await self._jobs() if (job.id, job.name) == (job_id, name)), None)
             state, late = JobState(job.state) if job is not None else JobState.UNKNOWN, time.monotonic() > until
             if job is not None and state.ended:
                 return f"{job.reason}. Log: {job.log}"
@@ -276,7 +278,8 @@ class Hold:
         quiet: bool,
         closes: bool = False,
     ) -> None:
-        self.client, self.n_workers, self.resources, self.timeout = client, n_workers, resources, timeout
+        self.client, self.n_workers, self.timeout = client, n_workers, timeout
+        self.resources = dict(values.resources("hold: resources", resources)) if resources else None
         self.quiet, self._closes = quiet, closes
         self._free = "0 free"
         self._comm: Any = None
@@ -412,7 +415,7 @@ def hold(
     Raises
     ------
     OptionError
-        `n_workers` or `timeout` has a value that is not allowed.
+        `n_workers`, `resources` or `timeout` has a value that is not allowed.
     TimeoutError
         Not so many workers were free within `timeout`.
     ClusterError

@@ -69,6 +69,10 @@ class Holds:
         """Return the sizes of all sets: the cluster needs so many workers for them."""
         return [hold.size for hold in self._holds if hold.lost is None]
 
+    def waiting(self) -> bool:
+        """Whether a program waits for workers."""
+        return any(not hold.members for hold in self._holds)
+
     def held(self, ws: WorkerState) -> bool:
         """Whether a program holds a worker."""
         return ws.address in self._addresses
@@ -90,7 +94,8 @@ class Holds:
         nested : bool, default False
             Whether the program holds other workers until it has let these go.
         """
-        hold = _Hold(HoldSize(workers=n_workers, resources=dict(resources or {})), nested=nested)
+        amounts = {str(name): float(amount) for name, amount in (resources or {}).items()}
+        hold = _Hold(HoldSize(workers=n_workers, resources=amounts), nested=nested)
         self._holds.append(hold)
         ended = asyncio.ensure_future(comm.read())  # the program sends nothing more: this returns when it lets go
         ended.add_done_callback(lambda done: done.cancelled() or done.exception())  # an error is the usual end
@@ -127,15 +132,16 @@ class Holds:
     def assign(self) -> None:
         """Give free workers to the programs that wait, in the order of their requests.
 
-        A request of many workers would wait for ever if later ones took the workers that become free. Only a program
-        that holds other workers comes first: the earlier ones may wait for these.
+        A request of many workers would wait for ever if later ones took the workers that become free. A program that
+        holds other workers waits for no earlier request: that one may wait for these. Nothing is reserved for a request
+        of more workers than there are now, because they may never come.
         """
         free, reserved = {ws for ws in self.scheduler.running if not self.held(ws)}, set[Any]()
         for hold in sorted(self._holds, key=lambda hold: not hold.nested):
             if hold.members:
                 continue
             fitting = [ws for ws in free if _fits(ws, hold.size["resources"])]
-            left = [ws for ws in fitting if ws not in reserved]
+            left = [ws for ws in fitting if hold.nested or ws not in reserved]
             if len(left) >= hold.size["workers"]:
                 hold.members = _in_few_jobs(left)[: hold.size["workers"]]
                 hold.changed.set()
@@ -146,7 +152,9 @@ class Holds:
                 if waits != hold.waits:
                     hold.waits = waits
                     hold.changed.set()
-                reserved.update(fitting)
+                there = sum(_fits(ws, hold.size["resources"]) for ws in self.scheduler.running)
+                if there >= hold.size["workers"]:
+                    reserved.update(fitting)
 
     def removed(self, address: str) -> None:
         """Free the other members of a set one of whose workers is lost; let the program and its waiting tasks fail.

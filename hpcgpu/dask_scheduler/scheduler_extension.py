@@ -236,11 +236,12 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             self.lost_workers.forget_task(key)
 
     def works(self) -> bool:
-        """Whether a call runs on a worker, or a GPU works: Dask counts only tasks as work."""
-        return any(self.calls.running(ws) or self.usage.computes(ws) for ws in self.scheduler.workers.values())
+        """Whether a call runs on a worker, a GPU works, or a program waits for workers: Dask counts only tasks."""
+        workers = self.scheduler.workers.values()
+        return self.holds.waiting() or any(self.calls.running(ws) or self.usage.computes(ws) for ws in workers)
 
     def see_work(self) -> None:
-        """Restart the time without work, after which `idle_timeout` ends the cluster, if a call or a GPU works."""
+        """Restart the time without work, after which `idle_timeout` ends the cluster, if there is such work."""
         if self.works():
             self.scheduler.idle_since = None
 

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,7 @@ def test_a_program_that_has_only_connected_learns_the_end_of_the_walltime_and_wh
         ({"n_workers": 0}, "n_workers must be a whole number from 1 on, not 0"),
         ({"jobs": 1.5}, "jobs must be a whole number from 1 on, not 1.5"),
         ({"n_workers": 2, "timeout": "soon"}, "timeout"),
+        ({"n_workers": 2, "resources": {"GPU": "1"}}, "resources"),
     ],
 )
 def test_what_cannot_be_held_is_refused(cluster_of_two: LocalGPUCluster, arguments: Any, words: str) -> None:
@@ -262,6 +264,14 @@ def test_a_rank_may_not_start_a_process_unless_dask_is_configured_so(cluster_of_
     assert words in " ".join((ROOT / "docs" / "libraries.rst").read_text().split())
     with pytest.raises(AssertionError, match=words), cluster_of_two.hold(2) as workers:
         workers.run(start_process)
+
+
+def test_a_client_that_is_closed_in_its_block_stops_no_later_block(cluster_of_two: LocalGPUCluster) -> None:
+    client = hpcgpu.connect(cluster_of_two.name, quiet=True)
+    with suppress(Exception), hpcgpu.hold(client, 1):
+        client.close()
+    with cluster_of_two.hold(2, timeout=60) as workers:
+        assert len(workers) == 2
 
 
 def test_a_scheduler_that_is_not_of_hpcgpu_is_named(home: Path) -> None:

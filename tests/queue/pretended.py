@@ -28,14 +28,14 @@ Answer = tuple[str, str, int]
 
 @contextmanager
 def opened(folder: Path) -> Iterator[State]:
-    """Hold the state of a site."""
-    with open(folder / "state.json", "r+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        state = json.load(file)
+    """Hold the state of a site. A command that is killed while it writes leaves the state as it was."""
+    place, draft = folder / "state.json", folder / "state.json.new"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        state = json.loads(place.read_text())
         yield state
-        file.seek(0)
-        file.truncate()
-        json.dump(state, file)
+        draft.write_text(json.dumps(state))
+        draft.replace(place)
 
 
 def answer(name: str, folder: Path, arguments: list[str], act: Callable[[State, str, list[str]], Answer]) -> int:

@@ -74,7 +74,9 @@ def test_two_nodes_of_four_gpus_compute(bed: SlurmBed, home: Path, protocol: str
     assert "names 8 workers 8\n" in out and "answer 5050\n" in out
     assert "GPUs stay unused" not in out and left(bed, home) == []
     assert f"held {list(map(str, range(8)))} {2 * [0, 1, 2, 3]}\n" in out
-    assert len(out.splitlines()) == 5 and "Traceback" not in out, out
+    # Slurm itself sometimes reports a step that ends while a node still starts it.
+    assert len([line for line in out.splitlines() if not line.startswith("slurmstepd")]) == 5, out
+    assert "Traceback" not in out, out
     logs = {path.name for path in next((home / "clusters").glob("runner-*")).joinpath("logs").iterdir()}
     assert logs == {"scheduler.log", "workers-of-node-0.log", "workers-of-node-1.log"}
 

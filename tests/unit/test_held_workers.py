@@ -1,0 +1,113 @@
+"""Which program gets which workers, on a real scheduler and workers in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from distributed import Scheduler, Worker
+from distributed.core import connect
+
+from hpcgpu.dask_scheduler.scheduler_extension import Extension
+
+KIND = {"GPU": 1.0}
+
+
+class Request:
+    """The connection of a program that requests workers."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+
+    async def waits(self, *, free: int, reserved: int) -> None:
+        """Wait until the scheduler reports so many workers."""
+        async with asyncio.timeout(60):
+            while await self.comm.read() != {"free": free, "reserved": reserved}:
+                pass
+
+    async def held(self) -> int:
+        """Wait until the scheduler gives the workers; return how many."""
+        async with asyncio.timeout(60):
+            while "held" not in (message := await self.comm.read()):
+                pass
+        return len(message["held"])
+
+
+@asynccontextmanager
+async def cluster(workers: int) -> AsyncIterator[tuple[Extension, Any]]:
+    """A scheduler with hpcgpu's extension, and what makes a request."""
+    async with (
+        Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
+        AsyncExitStack() as ends,
+    ):
+        extension = Extension(scheduler, None)
+        for number in range(workers):
+            worker = Worker(scheduler.address, nthreads=1, name=f"w{number}", resources=KIND, dashboard=False)
+            await ends.enter_async_context(worker)
+
+        async def request(n_workers: int, *, nested: bool = False) -> Request:
+            comm = await connect(scheduler.address)
+            ends.callback(comm.abort)
+            await comm.write({"op": "hpcgpu_hold", "n_workers": n_workers, "resources": KIND, "nested": nested})
+            return Request(comm)
+
+        yield extension, request
+
+
+async def test_workers_that_an_earlier_request_waits_for_are_not_given_to_a_later_one() -> None:
+    async with cluster(2) as (_, request):
+        first = await request(1)
+        assert await first.held() == 1
+        large = await request(2)
+        await large.waits(free=1, reserved=0)
+        small = await request(1)
+        await small.waits(free=1, reserved=1)
+        first.comm.abort()
+        assert await large.held() == 2
+        large.comm.abort()
+        assert await small.held() == 1
+
+
+async def test_two_programs_that_hold_workers_and_request_more_do_not_wait_for_each_other() -> None:
+    async with cluster(4) as (_, request):
+        one, other = await request(1), await request(1)
+        assert await one.held() == await other.held() == 1
+        of_one = await request(3, nested=True)
+        await of_one.waits(free=2, reserved=0)
+        of_other = await request(2, nested=True)
+        assert await of_other.held() == 2, "its program holds a worker that the first one waits for"
+        for over in (of_other, other):
+            over.comm.abort()
+        assert await of_one.held() == 3
+
+
+async def test_a_request_of_more_workers_than_there_are_stops_no_other() -> None:
+    async with cluster(2) as (_, request):
+        never = await request(3)
+        await never.waits(free=2, reserved=0)
+        later = await request(1)
+        assert await later.held() == 1
+
+
+async def test_a_program_that_waits_for_workers_counts_as_work() -> None:
+    async with cluster(1) as (extension, request):
+        assert not extension.works()
+        waits = await request(2)
+        await waits.waits(free=1, reserved=0)
+        assert extension.works(), "idle_timeout does not end the cluster"
+
+
+async def test_a_request_that_is_none_stops_no_other_and_no_scaling() -> None:
+    async with cluster(1) as (extension, request):
+        comm = await connect(extension.scheduler.address)
+        await comm.write({"op": "hpcgpu_hold", "n_workers": 1, "resources": {"GPU": "many"}})
+        with pytest.raises(Exception, match="many"):
+            answer = await asyncio.wait_for(comm.read(), 60)
+            raise RuntimeError(str(answer))
+        comm.abort()
+        assert extension.holds.sizes() == []
+        later = await request(1)
+        assert await later.held() == 1
