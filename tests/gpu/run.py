@@ -1,6 +1,6 @@
 """Runs the tests of a real GPU in a limited time, the most telling first, and writes what they measured.
 
-    python tests/gpu/run.py [--seconds 540] [--results FILE]
+    python tests/gpu/run.py [--seconds 540] [--results FILE] [-k WHICH]
     python tests/gpu/run.py --dry-run    # without a GPU: on pretended libraries, to find mistakes in the tests
 
 Each test prints its outcome at once, so that a run which is cut off shows what it had reached. A test for which no
@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--seconds", type=float, default=540, help="after so long no further test begins")
     parser.add_argument("--results", type=Path, help="the file to write; it is printed too")
+    parser.add_argument("-k", default="", metavar="WHICH", help="only these tests, in the words of pytest")
     arguments = parser.parse_args()
     results = (arguments.results or Path(f"gpu-results-{os.getpid()}.txt")).resolve()
     where = "a dry run: no GPU, nothing here is a measurement" if arguments.dry_run else device()
@@ -45,7 +46,19 @@ def main() -> None:
         "HPCGPU_GPU_DRY_RUN": "yes" if arguments.dry_run else "",
         "PYTHONUNBUFFERED": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-v", "-rs", "--durations=10", "-p", "no:cacheprovider", str(HERE)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-v",
+        "-rs",
+        "--durations=10",
+        "-p",
+        "no:cacheprovider",
+        str(HERE),
+        "-k",
+        arguments.k,
+    ]
     code = subprocess.run(command, cwd=HERE.parents[1], env=environment).returncode
     print(results.read_text())
     if arguments.results is None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,7 +31,7 @@ OPTIONS: dict[str, Any] = {
     "quiet": True,
     "job_script_prologue": ["export CUDA_VISIBLE_DEVICES=0"],
 }
-MEMORY: dict[str, Any] = {} if DRY_RUN else {"rmm_pool_size": "1GB", "device_memory_limit": "0.2"}
+MEMORY: dict[str, Any] = {} if DRY_RUN else {"rmm_pool_size": "1GB", "device_memory_limit": "4GB"}
 
 
 @pytest.fixture(scope="module", params=["ucx", "tcp"])
@@ -77,7 +81,7 @@ def test_workers_have_their_pool_and_tell_their_gpu(cluster: LocalGPUCluster, cl
     for worker in cluster.scheduler_info["workers"].values():
         assert told <= worker["hpcgpu"].keys()
     if MEMORY:
-        pools = client.run(lambda: __import__("rmm").mr.get_current_device_resource_type().__name__)
+        pools = client.run(lambda: type(__import__("rmm").mr.get_current_device_resource()).__name__)
         assert all("Pool" in name or "Adaptor" in name for name in pools.values()), pools
 
 
@@ -91,6 +95,79 @@ def test_transports_are_told_and_measured_with_buffers_on_the_gpu(cluster: Local
             measured(f"{cluster.name}: {kind} memory, {int(size) >> 20} MiB", f"{speed / 2**30:.2f} GiB/s")
         if not (DRY_RUN and kind == "device"):
             assert speeds["bandwidth"]["16777216"] > 0, speeds["error"]
+
+
+#: dask-cuda's benchmarks, with the module that each needs beyond its table in docs/network.rst, and sizes for a GPU.
+BENCHMARKS = {
+    "local_cupy": ("nvtx", ["--size", "20000", "--chunk-size", "5000"]),
+    "local_cudf_merge": ("dask_cudf", ["--chunk-size", "10_000_000"]),
+    "local_cudf_shuffle": ("dask_cudf", ["--partition-size", "64MiB", "--in-parts", "16"]),
+    "local_cudf_groupby": ("dask_cudf", ["--chunk-size", "10_000_000", "--in-parts", "8"]),
+}
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_the_benchmarks_of_dask_cuda_run(cluster: LocalGPUCluster, benchmark: str, measured: Measured) -> None:
+    module, size = BENCHMARKS[benchmark]
+    pytest.importorskip(module)
+    if DRY_RUN:
+        size = ["--type", "cpu", "--size", "100", "--chunk-size", "50"]
+    address = json.loads(hpcgpu("status", cluster.name, "--json").stdout)["scheduler"]
+    own = os.environ | {"DASK_DISTRIBUTED__CLIENT__SECURITY_LOADER": "hpcgpu.client.connect.security_for"}
+    line = [sys.executable, "-m", f"dask_cuda.benchmarks.{benchmark}", "--scheduler-address", address, "--runs", "3"]
+    done = subprocess.run([*line, *size], capture_output=True, text=True, timeout=300, env=own)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"Number of workers +\| 2\n", done.stdout), done.stdout
+    for what in ("Data processed", "Throughput", "Bandwidth"):
+        for found in re.findall(rf"^{what} +\| (.*)$", done.stdout, re.MULTILINE):
+            measured(f"{cluster.name}: {benchmark}, {what}", found.strip())
+
+
+@travels
+def is_on_gpu(array: Any) -> bool:
+    return type(array).__module__.startswith("cupy")
+
+
+def test_data_on_the_gpu_is_moved_before_its_job_ends(cluster: LocalGPUCluster, client: Client, until: Until) -> None:
+    pytest.importorskip("cupy")
+    first, second = cluster.scheduler_info["workers"]
+    arrays = [client.submit(on_gpu, 10_000_000 + n, workers=[[first, second][n % 2]], pure=False) for n in range(4)]
+    client.gather([client.submit(len, array) for array in arrays], direct=False)
+    cluster.scale(jobs=1)
+    until(lambda: len(cluster.scheduler_info["workers"]) == 1, "one job is drained and has ended")
+    for n, array in enumerate(arrays):
+        size = 10_000_000 + n
+        assert client.submit(lambda x: int(x.sum()), array).result(timeout=250) == size * (size - 1) // 2
+        assert DRY_RUN or client.submit(is_on_gpu, array).result(timeout=250)
+    cluster.scale(jobs=2)
+    cluster.wait_for_workers(2)
+
+
+@pytest.mark.skipif(DRY_RUN, reason="an imitated GPU has no memory to fill")
+def test_more_data_than_a_gpu_may_hold_goes_to_the_host(client: Client) -> None:
+    pytest.importorskip("cupy")
+    arrays = client.map(on_gpu, [25_000_000 + n for n in range(60)], pure=False)  # 12 GB, on two workers with 4 GB each
+    sums = client.gather(client.map(lambda x: int(x.sum()), arrays))
+    assert sums == [size * (size - 1) // 2 for size in range(25_000_000, 25_000_060)]
+
+
+@travels
+def takes_too_much() -> None:
+    import cupy
+
+    cupy.ones(10**13)
+
+
+@pytest.mark.skipif(DRY_RUN, reason="an imitated GPU has no memory to fill")
+def test_a_task_without_memory_on_the_gpu_fails_and_its_worker_goes_on(
+    cluster: LocalGPUCluster, client: Client
+) -> None:
+    pytest.importorskip("cupy")
+    workers = set(cluster.scheduler_info["workers"])
+    with pytest.raises(Exception, match=r"(?i)memory"):
+        client.submit(takes_too_much, pure=False).result(timeout=250)
+    assert client.submit(lambda x: int(x.sum()), client.submit(on_gpu, 4)).result(timeout=250) == 6
+    assert set(cluster.scheduler_info["workers"]) == workers
 
 
 @travels
