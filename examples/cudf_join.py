@@ -34,7 +34,8 @@ def join(frames: str, arrays: str, rows: int, parts: int = 8):
         joined = dd.from_map(sales, range(parts)).merge(
             dd.from_map(customers, range(2)), on="customer", broadcast=False, shuffle_method="tasks"
         )
-        return joined.groupby("country").price.agg(["count", "mean"]).compute().sort_index()
+        table = joined.groupby("country").price.agg(["count", "mean"]).compute().sort_index()
+    return table.to_pandas() if frames == "cudf" else table
 
 
 if __name__ == "__main__":

@@ -7,14 +7,12 @@ the InfiniBand device of the same network.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 
 from hpcgpu.fabric import interface_addresses
 
 #: The variables, and how each writes the name of exactly one interface (NCCL's takes prefixes of names otherwise).
 _VARIABLES = {"NCCL_SOCKET_IFNAME": "={}", "GLOO_SOCKET_IFNAME": "{}"}
-#: The variable that names those of them that hpcgpu has set.
-_SET = "HPCGPU_COLLECTIVES"
 
 
 def variables(environ: Mapping[str, str], interface: str | None, scheduler: str) -> dict[str, str]:
@@ -33,19 +31,6 @@ def variables(environ: Mapping[str, str], interface: str | None, scheduler: str)
     if not name or name == "lo":
         return {}
     return {variable: form.format(name) for variable, form in _VARIABLES.items() if variable not in environ}
-
-
-def set_in(environ: MutableMapping[str, str], interface: str | None, scheduler: str) -> None:
-    """Set the missing variables in the environment of this process, and record which."""
-    found = variables(environ, interface, scheduler)
-    environ.update(found)
-    environ[_SET] = " ".join(found)
-
-
-def without(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what `set_in` has set, for a process that starts jobs on other nodes."""
-    own = {_SET, *environ.get(_SET, "").split()}
-    return {name: value for name, value in environ.items() if name not in own}
 
 
 def effective(environ: Mapping[str, str], interface: str | None, scheduler: str) -> str:

@@ -203,7 +203,10 @@ class WorkerOptions(JobOptions):
         doc="How much free GPU memory the stream-ordered allocator keeps for itself (dask-cuda, RMM).",
     )
     enable_cudf_spill: bool | None = option(
-        parse=values.boolean, flag="--enable-cudf-spill", doc="Use cuDF's own spilling instead of dask-cuda's."
+        parse=values.boolean,
+        flag="--enable-cudf-spill",
+        doc="Use cuDF's own spilling instead of dask-cuda's. If your program has a GPU and gets tables of cuDF, it "
+        "needs the environment variable CUDF_SPILL=on.",
     )
     pre_import: str | None = option(
         parse=values.word,

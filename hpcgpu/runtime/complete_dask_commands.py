@@ -17,6 +17,7 @@ from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.cuda_visible_devices import VARIABLE
 from hpcgpu.errors import LaunchError
 from hpcgpu.fabric import collectives_interface, interface_addresses, protocol_and_interface, ucx_authentication
+from hpcgpu.posix import own_variables
 from hpcgpu.runtime import cpu_affinity, preemption
 from hpcgpu.runtime.before_walltime import Retirement
 from hpcgpu.runtime.scheduler_connection import wait_for_scheduler
@@ -25,6 +26,10 @@ from hpcgpu.store.directory import ClusterDirectory
 
 #: Memory pool of the scheduler's GPU if workers have one, as in dask-cuda's documentation for UCX.
 _SCHEDULER_POOL = "1GB"
+#: cuDF's own spilling, on the scheduler. Workers with `enable_cudf_spill` send buffers that only a process which spills
+#: too can rebuild (cuDF 26.10: "cannot create SpillableBufferOwner without a global spill manager"). Such a process can
+#: rebuild the buffers of workers that do not spill as well.
+_CUDF = {"CUDF_SPILL": "on"}
 
 
 def worker_program(arguments: argparse.Namespace) -> str:
@@ -69,7 +74,7 @@ def worker_command(
         ucx_authentication.install()  # for the nannies, which run in this process
         set_ucx_defaults()
     host = contact.workers.split("://", 1)[1].rpartition(":")[0].strip("[]")
-    collectives_interface.set_in(os.environ, interface, host)
+    own_variables.set_missing(os.environ, collectives_interface.variables(os.environ, interface, host))
     if interface:
         command += ["--interface", interface]
     elif contact.workers.startswith("authenticated"):  # Dask itself does this for tcp and tls
@@ -89,9 +94,11 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
         ucx_authentication.install()
         set_ucx_defaults()
         if arguments.gpus:
-            os.environ.setdefault("DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT", "True")
+            own_variables.set_missing(os.environ, {"DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT": "True"})
             if arguments.rmm_pool:  # the scheduler holds only data that passes through it
-                os.environ.setdefault("DASK_DISTRIBUTED_UCXX__RMM__POOL_SIZE", _SCHEDULER_POOL)
+                own_variables.set_missing(os.environ, {"DASK_DISTRIBUTED_UCXX__RMM__POOL_SIZE": _SCHEDULER_POOL})
+    if arguments.gpus:
+        own_variables.set_missing(os.environ, _CUDF)
     stream = directory.stream
     workers = "ucx" if chosen.protocol == "ucx" else stream
     command = [*arguments.command, "--protocol", f"{workers},{stream}"]
@@ -101,7 +108,7 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     if outer:
         command += ["--interface", f"{inner},{outer}"]
     # Libraries such as RAFT let the workers meet at a port that NCCL opens here.
-    collectives_interface.set_in(os.environ, inner, "")
+    own_variables.set_missing(os.environ, collectives_interface.variables(os.environ, inner, ""))
     if "--dashboard-address" not in command:  # only where clients and their proxies reach the scheduler
         command += ["--dashboard-address", f"{node.addresses.get(outer or '', '127.0.0.1')}:0"]
     os.environ["HPCGPU_SCHEDULER_JOB"] = own.job_id

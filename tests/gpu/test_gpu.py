@@ -106,21 +106,21 @@ BENCHMARKS = {
 }
 
 
-@pytest.mark.parametrize("benchmark", BENCHMARKS)
-def test_the_benchmarks_of_dask_cuda_run(cluster: LocalGPUCluster, benchmark: str, measured: Measured) -> None:
-    module, size = BENCHMARKS[benchmark]
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_the_benchmarks_of_dask_cuda_run(cluster: LocalGPUCluster, name: str, measured: Measured) -> None:
+    module, size = BENCHMARKS[name]
     pytest.importorskip(module)
     if DRY_RUN:
         size = ["--type", "cpu", "--size", "100", "--chunk-size", "50"]
     address = json.loads(hpcgpu("status", cluster.name, "--json").stdout)["scheduler"]
     own = os.environ | {"DASK_DISTRIBUTED__CLIENT__SECURITY_LOADER": "hpcgpu.client.connect.security_for"}
-    line = [sys.executable, "-m", f"dask_cuda.benchmarks.{benchmark}", "--scheduler-address", address, "--runs", "3"]
+    line = [sys.executable, "-m", f"dask_cuda.benchmarks.{name}", "--scheduler-address", address, "--runs", "3"]
     done = subprocess.run([*line, *size], capture_output=True, text=True, timeout=300, env=own)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"Number of workers +\| 2\n", done.stdout), done.stdout
     for what in ("Data processed", "Throughput", "Bandwidth"):
         for found in re.findall(rf"^{what} +\| (.*)$", done.stdout, re.MULTILINE):
-            measured(f"{cluster.name}: {benchmark}, {what}", found.strip())
+            measured(f"{cluster.name}: {name}, {what}", found.strip())
 
 
 @travels

@@ -13,6 +13,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.fabric.node_gpus import gpus_on_node
 from tests.docs.test_docs import ROOT, blocks
 from tests.gpu.conftest import DRY_RUN
+from tests.gpu.test_gpu import OPTIONS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DRY_RUN, reason="these libraries have no imitation")]
 
@@ -24,9 +25,10 @@ EXAMPLES = {
 
 @pytest.fixture(scope="module")
 def cluster(shared_queue: LocalQueue) -> Iterator[LocalGPUCluster]:
-    """Two workers on two GPUs, or one: two processes on one GPU cannot use NCCL."""
-    count = min(gpus_on_node() or 1, 2)
-    with LocalGPUCluster(gpus_per_node=count, jobs=1, scheduler={"gpus_per_node": 0}, quiet=True) as cluster:
+    """Two workers and the scheduler on three GPUs, or one worker: two on one GPU cannot use NCCL."""
+    enough = (gpus_on_node() or 0) >= 3
+    options = {"gpus_per_node": 2} if enough else OPTIONS
+    with LocalGPUCluster(jobs=1, **options) as cluster:
         yield cluster
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcgpu.fabric import collectives_interface, interface_addresses
-from hpcgpu.fabric.collectives_interface import effective, set_in, variables, without
+from hpcgpu.fabric.collectives_interface import effective, variables
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +28,3 @@ def test_what_the_user_has_set_stays_and_nothing_is_set_where_nothing_is_known()
 
 def test_ucx_keeps_its_own_choice() -> None:
     assert not [name for name in collectives_interface.variables({}, "eth0", "") if name.startswith("UCX")]
-
-
-def test_a_process_that_starts_jobs_on_other_nodes_gets_what_the_user_has_set_only() -> None:
-    environ = {"GLOO_SOCKET_IFNAME": "hsn", "A": "1"}
-    set_in(environ, "eth0", "")
-    assert environ["NCCL_SOCKET_IFNAME"] == "=eth0"
-    assert (
-        without(environ) == {"GLOO_SOCKET_IFNAME": "hsn", "A": "1"} == without({"GLOO_SOCKET_IFNAME": "hsn", "A": "1"})
-    )

@@ -680,6 +680,10 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
     assert "ucx,tls" in command or "ucx,tcp" in command
     assert json.loads(complete_dask_commands.os.environ["HPCGPU_FABRIC"])["fabric"].startswith(why)
     assert complete_dask_commands.os.environ["NCCL_SOCKET_IFNAME"] == "=ib0", "that of the workers"
+    assert complete_dask_commands.os.environ["CUDF_SPILL"] == "on", (
+        "it can rebuild what workers with cuDF's spilling send"
+    )
+    assert "CUDF_SPILL" in complete_dask_commands.os.environ["HPCGPU_OWN_VARIABLES"], "workers have their own option"
 
 
 class Listening:

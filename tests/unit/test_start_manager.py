@@ -48,7 +48,7 @@ async def test_the_end_of_a_manager_is_a_problem_unless_it_ends_as_intended(
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=ib0")
-    monkeypatch.setenv("HPCGPU_COLLECTIVES", "NCCL_SOCKET_IFNAME")
+    monkeypatch.setenv("HPCGPU_OWN_VARIABLES", "NCCL_SOCKET_IFNAME")
     manager.problem = "adaptive scaling stopped: of the manager before"
     assert await manager.start() == ""
     assert manager._watch is not None
