@@ -11,7 +11,7 @@ import asyncio
 import pickle
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from distributed.core import Status
@@ -58,10 +58,16 @@ class Holds:
     Parameters
     ----------
     scheduler : distributed.Scheduler
+
+    Attributes
+    ----------
+    leaving : set of str
+        The names of workers whose job must end. Programs that hold such workers keep them; no other program gets one.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
+        self.leaving = set[str]()
         self._holds: list[_Hold] = []
         self._addresses: frozenset[str] = frozenset()
 
@@ -76,6 +82,18 @@ class Holds:
     def held(self, ws: WorkerState) -> bool:
         """Whether a program holds a worker."""
         return ws.address in self._addresses
+
+    def leave(self, names: Iterable[str]) -> list[str]:
+        """Record workers whose job must end; return the names of those that a program holds."""
+        wanted = set(names)
+        self.leaving &= {str(ws.name) for ws in self.scheduler.workers.values()}  # forget workers that have left
+        self.leaving |= wanted
+        return [str(ws.name) for ws in self.scheduler.workers.values() if self.held(ws) and str(ws.name) in wanted]
+
+    def stay(self, names: Iterable[str]) -> None:
+        """Record that the jobs of these workers need not end after all."""
+        self.leaving.difference_update(names)
+        self.assign()
 
     async def hold(
         self, comm: Comm, n_workers: int, resources: Mapping[str, float] | None = None, nested: bool = False
@@ -133,14 +151,17 @@ class Holds:
         """Give free workers to the programs that wait, in the order of their requests.
 
         A request of many workers would wait for ever if later ones took the workers that become free. A program that
-        holds other workers waits for no earlier request: that one may wait for these. Nothing is reserved for a request
-        of more workers than there are now, because they may never come.
+        holds other workers waits for no earlier request: that one may wait for these. For the same reason only such a
+        program gets workers whose job must end. Nothing is reserved for a request of more workers than there are now,
+        because they may never come.
         """
+        staying = {ws for ws in self.scheduler.running if str(ws.name) not in self.leaving}
         free, reserved = {ws for ws in self.scheduler.running if not self.held(ws)}, set[Any]()
         for hold in sorted(self._holds, key=lambda hold: not hold.nested):
             if hold.members:
                 continue
-            fitting = [ws for ws in free if _fits(ws, hold.size["resources"])]
+            may_have = free if hold.nested else free & staying
+            fitting = [ws for ws in may_have if _fits(ws, hold.size["resources"])]
             left = [ws for ws in fitting if hold.nested or ws not in reserved]
             if len(left) >= hold.size["workers"]:
                 hold.members = _in_few_jobs(left)[: hold.size["workers"]]
@@ -152,7 +173,7 @@ class Holds:
                 if waits != hold.waits:
                     hold.waits = waits
                     hold.changed.set()
-                there = sum(_fits(ws, hold.size["resources"]) for ws in self.scheduler.running)
+                there = sum(_fits(ws, hold.size["resources"]) for ws in staying)
                 if there >= hold.size["workers"]:
                     reserved.update(fitting)
 

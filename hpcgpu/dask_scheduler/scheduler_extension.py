@@ -150,6 +150,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_unfinished": self.unfinished,
             "hpcgpu_runs": self.runs,
             "hpcgpu_hold": self.holds.hold,
+            "hpcgpu_will_leave": self.will_leave,
             "hpcgpu_refuse_tasks": self.refuse_tasks,
             "hpcgpu_resume": self.resume,
             "hpcgpu_ended": self.lost_workers.ended,
@@ -291,6 +292,13 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     # Retiring workers
 
+    async def will_leave(self, names: Iterable[str]) -> list[str]:
+        """Let no other program hold workers whose job must end; return the names of those that a program holds.
+
+        These workers still take tasks. The end of the job waits for the program.
+        """
+        return self.holds.leave(names)
+
     async def unfinished(self, names: Iterable[str]) -> dict[str, int]:
         """Return how many tasks and calls retiring workers still execute, by name.
 
@@ -337,12 +345,13 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
                 accept_tasks.order(self.scheduler, ws, accepts=False)
 
     async def resume(self, names: Iterable[str]) -> None:
-        """Let workers accept tasks again, because their data could not move."""
+        """Let workers accept tasks again, and let programs hold them, because their job stays."""
         wanted = set(names)
         for ws in list(self.scheduler.workers.values()):
             if str(ws.name) in wanted and ws.status == Status.closing_gracefully:
                 self._leaving_since.pop(str(ws.name), None)
                 accept_tasks.order(self.scheduler, ws, accepts=True)
+        self.holds.stay(wanted)
 
     async def lose(self, names: Iterable[str], why: str) -> None:
         """Remove workers; futures of results that only they had do not wait, but raise an error with the reason."""

@@ -127,6 +127,11 @@ class WorkerGroup:
         new, self._reported = self._stage > self._reported, max(self._stage, self._reported)
         return self.budget_words(now=now) if new else ""
 
+    @property
+    def spent(self) -> bool:
+        """Whether its budget is used up, so that its jobs end."""
+        return self._stage is budget.Stage.SPENT
+
     def stopped(self, *, now: float) -> str:
         """Return why it gets no more jobs until the user calls `scale` or `adapt`; empty if it gets jobs."""
         out = self._stage in (budget.Stage.SHORT, budget.Stage.SPENT)

@@ -1,6 +1,7 @@
 """Ends jobs that are no longer wanted.
 
-Pending jobs end at once. The others end when their workers have finished and their data has moved.
+Pending jobs end at once. The others end when their workers have finished and their data has moved. While a program
+holds workers of a job, its drain does not begin: tasks of the program may be able to run on these workers only.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hpcgpu.jobs.job_phases import Draining, Planned
 from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.scheduler_client import SchedulerClient
-from hpcgpu.scaling import budget
+from hpcgpu.scaling import budget, worker_names
 from hpcgpu.scaling.decide_actions import Drain
 
 #: Seconds until the next attempt to drain a job whose data did not fit elsewhere.
@@ -28,7 +29,7 @@ CALLS_END = 600.0
 _LAST = 10.0
 #: Most seconds until a refused cancel is tried again.
 _RETRY_LAST = 60.0
-#: Seconds between two checks of whether draining workers have finished.
+#: Seconds between two checks of whether draining workers have finished, or a program still holds workers.
 _FINISHING_INTERVAL = 0.5
 #: Most seconds between two such checks of workers whose data does not fit elsewhere.
 _STUCK_INTERVAL = 5.0
@@ -102,6 +103,9 @@ class Drainer:
         submits = [job.submit_task for job in jobs if job.submit_task is not None]
         await asyncio.gather(*submits, return_exceptions=True)
         jobs = [job for job in jobs if job.job_id is not None]
+        if held := await self._held(jobs, why):
+            state.spawn(self._drain_later(held, why, deadline))
+            jobs = [job for job in jobs if job not in held]
         names = listed((job.name for job in jobs), ", ")
         try:
             await self._cancel_or_finish(jobs, why, deadline)
@@ -115,6 +119,39 @@ class Drainer:
             await self._take_back(jobs, retry_at=state.now + RETRY)
             state.messages.warn(f"internal error while draining {names}; hpcgpu tries again: {error!r}")
         state.changed.set()
+
+    async def _held(self, jobs: list[WorkerJob], why: Drain) -> list[WorkerJob]:
+        """Return the jobs whose drain must wait because a program holds workers of them.
+
+        From now on no other program can hold workers of any of these jobs.
+        """
+        client, by_worker = self.state.client, dict[str, WorkerJob]()
+        for job in jobs:
+            if job.workers and not job.pending and why is not Drain.BUDGET and not self._cannot_wait(job):
+                by_worker |= dict.fromkeys(worker_names.workers_of(job.name, job.group.options), job)
+        if client is None or not by_worker:
+            return []
+        try:
+            held = {by_worker[name] for name in await client.will_leave(by_worker)}
+        except OSError:  # the network, or a busy scheduler: perhaps a program holds them
+            held = set(by_worker.values())
+        return [job for job in jobs if job in held]
+
+    def _cannot_wait(self, job: WorkerJob) -> bool:
+        """Whether a job ends although a program holds its workers: the end of its walltime or of the budget is near."""
+        leaves = job.group.walltime_ends(job)
+        return job.group.spent or (leaves is not None and self.state.now >= leaves)
+
+    async def _drain_later(self, jobs: list[WorkerJob], why: Drain, deadline: float | None) -> None:
+        """Drain jobs as soon as no program holds workers of them."""
+        await asyncio.sleep(_FINISHING_INTERVAL)
+        jobs = [job for job in jobs if job.draining]  # the others have ended
+        if not self.state.managed or not jobs:
+            return
+        if late := [job for job in jobs if self._cannot_wait(job)]:
+            await self._take_back(late)  # the next decision drains them for that reason
+            self.state.decide_now.set()
+        await self._drain([job for job in jobs if job not in late], why, deadline)
 
     async def _not_accepted(self, jobs: list[WorkerJob], words: str) -> None:
         """Return to the plan jobs that the queue did not cancel. Try again; report the same message only once."""

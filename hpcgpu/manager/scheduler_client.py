@@ -196,6 +196,11 @@ class SchedulerClient:
         """End the scheduler and its workers."""
         await asyncio.wait_for(self.rpc.hpcgpu_end(manager=manager), _TIMEOUT)
 
+    async def will_leave(self, names: Iterable[str]) -> Collection[str]:
+        """Let no other program hold workers whose job must end; return the names of those that a program holds."""
+        held: Collection[str] = await asyncio.wait_for(self.rpc.hpcgpu_will_leave(names=list(names)), _TIMEOUT)
+        return held
+
     async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
         """Move the data, and close the workers or keep them. There is no time limit."""
         gone: Mapping[str, Any] = await self.rpc.retire_workers(names=list(names), close_workers=close, remove=close)

@@ -63,6 +63,11 @@ def requests_that_wait(dask_scheduler: Any) -> int:
     return sum(not hold.members for hold in dask_scheduler.plugins["hpcgpu"].holds._holds)
 
 
+@travels
+def workers_that_will_leave(dask_scheduler: Any) -> set[str]:
+    return set(dask_scheduler.plugins["hpcgpu"].holds.leaving)
+
+
 def hold_one(cluster: LocalGPUCluster, timeout: str | float = "60s") -> None:
     with cluster.hold(1, timeout=timeout) as workers:
         assert len(workers) == 1
@@ -119,6 +124,23 @@ def test_an_adaptive_cluster_starts_jobs_for_a_hold_and_keeps_them_until_it_ends
         until(begun.is_set, "the other program has its workers")
         go.set()
         assert len(another.result()) == 2
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_a_job_with_held_workers_drains_only_after_the_block(queue: LocalQueue, until: Until, deleted: bool) -> None:
+    with LocalGPUCluster(**GPU, jobs=0 if deleted else 1) as cluster, Client(cluster) as client:
+        if deleted:
+            cluster.add_worker_group("more", jobs=1)
+        with cluster.hold(1) as workers:
+            [job] = [job for job in cluster.jobs if job.name == workers[0].job]
+            if deleted:
+                cluster.delete_worker_group("more")
+            else:
+                cluster.scale(jobs=0)
+            until(lambda: workers[0].name in client.run_on_scheduler(workers_that_will_leave), "the drain waits")
+            assert workers.client.submit(travels(lambda: 1)).result(timeout=60) == 1
+            assert job.name not in cluster.workers, "the job must end"
+        until(lambda: not client.scheduler_info()["workers"], "the job ends after the block")
 
 
 def test_the_loss_of_a_held_worker_is_raised_at_once_with_job_and_reason_and_the_others_are_free(

@@ -103,6 +103,8 @@ class Client:
         self.lost: list[tuple[str, str]] = []
         self.refusing: list[str] = []
         self.working: dict[str, dict[str, list[str]]] = {}
+        self.held = set[str]()
+        self.retired = set[str]()
         self.asked = 0
 
     async def workers(self) -> Mapping[str, Mapping[str, Any]]:
@@ -140,6 +142,7 @@ class Client:
 
     async def retire(self, names: Iterable[str], *, close: bool) -> Collection[str]:
         listed = list(names)
+        self.retired.update(listed)
         addresses = [] if self.full else [address for address, worker in self.there.items() if worker["name"] in listed]
         for address in addresses if close else ():
             del self.there[address]
@@ -152,6 +155,10 @@ class Client:
     async def resume(self, names: Iterable[str]) -> None:
         self.resumed += names
 
+    async def will_leave(self, names: Iterable[str]) -> Collection[str]:
+        self.asked += 1
+        return self.held.intersection(names)
+
     async def lose(self, names: Iterable[str], why: str) -> None:
         self.lost += [(name, why) for name in names]
 
@@ -162,7 +169,7 @@ class Client:
         """The scheduler is asked to end; here only the queue ends jobs."""
 
     async def runs(self, names: Iterable[str]) -> Mapping[str, Any]:
-        return {name: {"held": False, **each} for name, each in self.working.items()}
+        return {name: {"held": name in self.held, **each} for name, each in self.working.items()}
 
 
 class Site:

@@ -92,6 +92,22 @@ async def test_a_request_of_more_workers_than_there_are_stops_no_other() -> None
         assert await later.held() == 1
 
 
+async def test_a_worker_whose_job_must_end_is_given_to_no_other_program_unless_the_job_stays() -> None:
+    async with cluster(3) as (extension, request):
+        holder = await request(1)
+        assert await holder.held() == 1
+        assert await extension.will_leave(["w0", "w1", "not-there"]) == ["w0"]
+        later = await request(2)
+        await later.waits(free=1, reserved=0)
+        nested = await request(2, nested=True)
+        assert await nested.held() == 2, "the block around it must end before the job can"
+        nested.comm.abort()
+        holder.comm.abort()
+        await later.waits(free=1, reserved=0)
+        await extension.resume(["w1"])
+        assert await later.held() == 2
+
+
 async def test_a_program_that_waits_for_workers_counts_as_work() -> None:
     async with cluster(1) as (extension, request):
         assert not extension.works()

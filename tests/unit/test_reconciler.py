@@ -549,21 +549,50 @@ async def test_workers_that_a_program_holds_are_waited_for_without_a_limit_until
     site.says("demo-0", JobState.RUNNING, start=site.now, end=end, node="n")
     site.says("demo-1", JobState.RUNNING, start=site.now, end=end, node="n")
     await site.reconciler.observe_queue()
-    site.client.working = {name: {"calls": ["train"], "tasks": [], "held": True} for name in ("demo-0", "demo-1")}
+    site.client.working = {name: {"calls": ["train"], "tasks": []} for name in ("demo-0", "demo-1")}
+    site.client.held = {"demo-0", "demo-1"}
     site.reconciler.order(Scale(DEFAULT, 1))
     began = site.now
     await passes_until(site, lambda: site.now > began + 3000)
     [job] = [job for job in site.registry.worker_jobs if job.draining]
-    assert job.workers and not site.warned
-    site.reconciler.drainer.drain(list(site.registry.active), Drain.WALLTIME, deadline=site.now + 60)
+    assert job.workers and not site.warned and not site.client.retired, "its drain has not begun"
+    end = site.now + 240
+    site.says(job.name, JobState.RUNNING, start=site.now, end=end, node="n")
+    await site.reconciler.observe_queue()
+    await passes_until(site, lambda: not job.draining)
+    site.reconciler.decide()
     await passes_until(site, lambda: site.warned)
-    [other] = [other for other in site.registry.worker_jobs if other.draining and other is not job]
+    assert site.now < end and site.client.retired == {job.name}
     assert site.warned[0].endswith(
-        f"as its walltime ends: a call of `train` on worker {other.name}, worker {other.name} that a program holds. "
+        f"as its walltime ends: a call of `train` on worker {job.name}, worker {job.name} that a program holds. "
         "Calls fail. The program gets an error"
     )
-    site.client.working = {}
     await site.settled()
+
+
+async def test_a_job_with_held_workers_ends_with_the_budget_though_its_drain_waited_for_the_program(site: Site) -> None:
+    site.adapt(Limits(minimum=2, maximum=2, gpu_seconds=100 * HOUR))
+    site.client.held = {"demo-0", "demo-1"}
+    site.reconciler.drainer.drain(["demo-0"], Drain.UNWANTED)
+    began = site.now
+    await passes_until(site, lambda: site.now > began + 60)
+    assert site.job("demo-0").draining and site.job("demo-1").active
+    site.now += 50 * HOUR
+    site.reconciler.decide()
+    await passes_until(site, lambda: not site.job("demo-0").draining)
+    site.reconciler.decide()
+    await site.settled()
+    assert site.client.retired == {"demo-0", "demo-1"} and not site.registry.active
+
+
+async def test_a_job_that_is_not_held_drains_while_another_waits_for_its_program(site: Site) -> None:
+    site.client.held = {"demo-0"}
+    site.reconciler.order(Scale(DEFAULT, 0))
+    await passes_until(site, lambda: site.job("demo-1").phase.cancelled_at)
+    assert site.job("demo-0").draining and site.client.retired == {"demo-1"}
+    site.client.held = set()
+    await site.settled()
+    assert site.client.retired == {"demo-0", "demo-1"}
 
 
 async def test_a_task_is_waited_for_until_the_walltime_ends_and_the_user_hears_which(site: Site) -> None:
