@@ -6,7 +6,7 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, overload, runtime_checkable
@@ -43,13 +43,32 @@ _ENDED = 20.0
 _blocks: list[tuple[object, HeldWorkers]] = []
 
 
+class _HoldWait(Protocol):
+    """Notices that a cluster will not have the workers that a program waits for."""
+
+    async def check(self) -> str: ...
+
+
 @runtime_checkable
+class _Manager(Protocol):
+    """What manages the jobs of a cluster."""
+
+    def hold_wait(self, n_workers: int, resources: Mapping[str, float], beside: Collection[str]) -> _HoldWait: ...
+
+
 class _OwnCluster(Protocol):
     """A cluster that this program has: it can query the queue."""
 
     @property
+    def manager(self) -> _Manager: ...
+    @property
     def jobs(self) -> Iterable[JobInfo]: ...
-    def wait_for_workers(self, n_workers: int) -> Any: ...
+
+
+def _own_cluster(client: Client) -> _OwnCluster | None:
+    """Return the cluster of a client; None if this program has only connected to it."""
+    cluster = client.cluster
+    return cast(_OwnCluster, cluster) if isinstance(getattr(cluster, "manager", None), _Manager) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +225,7 @@ class HeldWorkers(Sequence[HeldWorker]):
             raise ClusterError("the scheduler is gone, and with it all held workers") from error
         self._lost.set()
         name, job = message["lost"], message["job"]
-        known = isinstance(self._client.cluster, _OwnCluster) or directory_of(self._client) is not None
+        known = _own_cluster(self._client) is not None or directory_of(self._client) is not None
         why = await self._why_lost(job["id"], job["name"]) if job and known else ""
         raise ClusterError(f"{lost_words(name, job)}{': ' if why else ''}{why}. The other workers are free again")
 
@@ -231,8 +250,8 @@ class HeldWorkers(Sequence[HeldWorker]):
         return []
 
     def _jobs_now(self) -> Iterable[JobInfo]:
-        if isinstance(self._client.cluster, _OwnCluster):
-            return self._client.cluster.jobs
+        if (own := _own_cluster(self._client)) is not None:
+            return own.jobs
         if self._observer is None and (path := directory_of(self._client)) is not None:
             self._observer = Observer(ClusterDirectory.existing(path))
             self._observer.soon()  # the queue shows the end of a job with a delay
@@ -313,7 +332,7 @@ class Hold:
         try:
             async with asyncio.timeout(self.timeout):
                 size = {"n_workers": self.n_workers, "resources": self.resources}
-                await comm.write({"op": "hpcgpu_hold", **size, "nested": around > 0})
+                await comm.write({"op": "hpcgpu_hold", **size, "nested": bool(around)})
                 infos = await self._wait(comm, around)
                 run = self.client.run  # this is the client's event loop, so it returns an awaitable
                 ports = await asyncio.gather(*[run(free_port, one["host"], workers=[one["address"]]) for one in infos])
@@ -340,23 +359,18 @@ class Hold:
             if self._closes:
                 await self.client.close()
 
-    def _held_around(self) -> int:
-        """Return how many workers the blocks around this one hold: they are free only after this block has ended."""
+    def _held_around(self) -> list[HeldWorker]:
+        """Return the workers that the blocks around this one hold: they are free only after this block has ended."""
         _blocks[:] = [(runs_in, workers) for runs_in, workers in _blocks if workers.scheduler]
         address = self.client.scheduler.address
-        return sum(len(held) for runs_in, held in _blocks if runs_in is self._runs_in and held.scheduler == address)
+        blocks = [held for runs_in, held in _blocks if runs_in is self._runs_in and held.scheduler == address]
+        return [worker for held in blocks for worker in held]
 
-    async def _wait(self, comm: Any, around: int) -> list[HeldWorkerInfo]:
+    async def _wait(self, comm: Any, around: Sequence[HeldWorker]) -> list[HeldWorkerInfo]:
         """Wait until the scheduler gives the workers, beside those that the blocks around this one hold."""
-        reading = _reading(comm)
-        if isinstance(self.client.cluster, _OwnCluster):  # it shows the wait, and raises an error if none will come
-            try:
-                await self.client.cluster.wait_for_workers(self.n_workers + around)
-            except ClusterError as error:
-                if not around:
-                    raise
-                wanted = counted(self.n_workers, "worker")
-                raise ClusterError(f"hold: {wanted} requested{_beside(around)}: {error}") from error
+        reading, wait, why = _reading(comm), None, ""
+        if (own := _own_cluster(self.client)) is not None:
+            wait = own.manager.hold_wait(self.n_workers, self.resources or {}, [worker.job for worker in around])
         began = time.monotonic()
         with Progress(self.quiet) as progress:
             while True:
@@ -373,9 +387,17 @@ class Hold:
                     kept = message["reserved"]
                     self._free = f"{message['free']} free" + f", {kept} of them for earlier requests" * bool(kept)
                     reading = _reading(comm)
+                if wait is not None:
+                    try:
+                        why = await wait.check()
+                    except ClusterError as error:
+                        if not around:
+                            raise
+                        wanted = counted(self.n_workers, "worker")
+                        raise ClusterError(f"hold: {wanted} requested{_beside(around)}: {error}") from error
                 progress.update(
                     f"waiting for {counted(self.n_workers, 'worker')} to hold",
-                    f"{self._free}, for {duration(time.monotonic() - began)}",
+                    f"{self._free}, for {duration(time.monotonic() - began)}{'; ' if why else ''}{why}",
                 )
 
 
@@ -432,9 +454,9 @@ def check_number(name: str, number: object) -> None:
         raise OptionError(f"hold: {name} must be a whole number from 1 on, not {number!r}")
 
 
-def _beside(around: int) -> str:
+def _beside(around: Collection[HeldWorker]) -> str:
     """Return how many workers the blocks around a block hold, in words; empty if there are none."""
-    return f", beside {around} that this program holds already" if around else ""
+    return f", beside {len(around)} that this program holds already" if around else ""
 
 
 def _reading(comm: Any) -> asyncio.Future[Any]:

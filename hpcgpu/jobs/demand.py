@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from hpcgpu.dask_scheduler.rpc_types import HoldSize, Load, WaitingWork, WorkerLoad
+from hpcgpu.dask_scheduler.rpc_types import Load, WaitingWork, WorkerLoad
 from hpcgpu.jobs.worker_group import WorkerGroup
 from hpcgpu.scaling import sizes_to_jobs
 from hpcgpu.scaling.policy_data import Demand
@@ -35,7 +35,7 @@ def demands(load: Load, groups: Iterable[WorkerGroup]) -> dict[str, Demand]:
             waiting[able.name].append(kind)
     held: dict[str, int] = {group.name: 0 for group in listed}
     for size in load["holds"]:
-        if able := next((group for group in listed if _can_be_held(group, size)), None):
+        if able := next((group for group in listed if group.can_be_held(size["resources"])), None):
             held[able.name] += size["workers"]
     return {group.name: _demand(group, load["workers"], waiting[group.name], held[group.name]) for group in listed}
 
@@ -54,11 +54,6 @@ class _Work(NamedTuple):
     @property
     def late_seconds(self) -> float:
         return self.seconds * self.late / self.tasks if self.late else 0.0
-
-
-def _can_be_held(group: WorkerGroup, size: HoldSize) -> bool:
-    """Whether a program can hold workers of a group in a set of this kind."""
-    return group.can_run(size["resources"]) and bool(size["resources"] or group.options.gpus_per_node)
 
 
 def _demand(group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iterable[WaitingWork], held: int) -> Demand:

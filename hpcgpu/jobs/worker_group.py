@@ -335,6 +335,10 @@ class WorkerGroup:
         there = dict(self.options.worker_resources())
         return all(there.get(name, 0.0) >= amount for name, amount in resources.items())
 
+    def can_be_held(self, resources: Mapping[str, float]) -> bool:
+        """Whether a program can hold its workers if it requests these resources; empty: a GPU."""
+        return self.can_run(resources) and bool(resources or self.options.gpus_per_node)
+
     def forget_load(self) -> None:
         """Forget the last load: it may be older than the work for which the user has just called `adapt`."""
         self.unread, self.demand = True, Demand()

@@ -10,7 +10,7 @@ import asyncio
 import functools
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -36,7 +36,7 @@ from hpcgpu.manager.periodic_tasks import Periodic
 from hpcgpu.manager.program_exit import cancel_at_exit, keep_at_exit
 from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.scheduler_client import SchedulerClient, Workers
-from hpcgpu.manager.wait_for_workers import what_jobs_wait_for
+from hpcgpu.manager.wait_for_workers import HoldWait, what_jobs_wait_for
 from hpcgpu.options.shared_options_and_defaults import Options, WorkerOptions
 from hpcgpu.runtime.scheduler_connection import no_answer, unreachable
 from hpcgpu.scaling.wanted_state import Close, Command, Detach
@@ -176,6 +176,10 @@ class Manager:
     def order(self, command: Command) -> None:
         """Carry out a command of the user; see `Reconciler.order`."""
         self.reconciler.order(command)
+
+    def hold_wait(self, n_workers: int, resources: Mapping[str, float], beside: Collection[str]) -> HoldWait:
+        """Return the wait of a program for workers to hold; see `HoldWait`."""
+        return HoldWait(self.state, n_workers, resources, beside)
 
     async def settle(self) -> None:
         """Wait until the requested jobs are submitted, and the draining jobs have finished and are cancelled.

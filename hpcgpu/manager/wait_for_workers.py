@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
 from dask.utils import parse_timedelta
@@ -16,8 +16,10 @@ from hpcgpu.display.progress import Progress, waiting_for
 from hpcgpu.errors import BatchError, ClusterError
 from hpcgpu.existing_clusters.query_jobs import ended_by_itself
 from hpcgpu.jobs.job import Job
+from hpcgpu.jobs.worker_group import WorkerGroup
 from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_state import ClusterState
+from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.posix.threads import in_thread
 
 #: Seconds between two checks of all jobs.
@@ -59,11 +61,7 @@ async def wait_for_workers(
     with Progress(quiet) as progress:
         while True:
             state.changed.clear()
-            state.check()
-            if state.phase.closing:
-                raise ClusterError(state.phase.not_ours or f"cluster {state.name} is closed")
-            if state.phase.superseded:
-                _check_followed(state, n_workers)
+            _check_usable(state, n_workers)
             wanted = wanted_workers(state) if n_workers is None else n_workers
             there = len(state.known_workers)
             if (there >= wanted or state.phase.superseded) and await _ready(state) >= wanted:
@@ -72,8 +70,7 @@ async def wait_for_workers(
                 progress.update(f"cluster {state.name}: waiting for {counted(wanted, 'worker')}", state.phase.not_ours)
             elif (now := time.monotonic()) >= next_check:  # not at each connected worker: this examines all jobs
                 next_check = now + _CHECK_INTERVAL
-                active = state.registry.active.values()
-                missing = [job for job in active if len(job.workers) < job.group.options.workers_per_job]
+                missing = _incomplete(state)
                 await _check_within_reach(state, wanted, missing, by_hand)
                 why = _why_not_there(state, missing)
                 progress.update(
@@ -87,11 +84,61 @@ async def wait_for_workers(
                 await asyncio.wait_for(state.changed.wait(), _CHECK_INTERVAL)
 
 
-def _check_followed(state: ClusterState, n_workers: int | None) -> None:
-    """Raise `ClusterError` if another program has taken the cluster over, so that this one cannot wait for workers."""
+class HoldWait:
+    """The wait of a program for workers to hold. The scheduler gives them; this notices if it never can.
+
+    Parameters
+    ----------
+    state : ClusterState
+    n_workers : int
+    resources : mapping
+        What each of them must have; empty: a GPU.
+    beside : collection of str
+        The job of each worker that the program holds already, until it has held these.
+    """
+
+    def __init__(
+        self, state: ClusterState, n_workers: int, resources: Mapping[str, float], beside: Collection[str]
+    ) -> None:
+        self._state, self._n_workers, self._resources, self._beside = state, n_workers, resources, beside
+        self._by_hand = _ByHand(state)
+
+    async def check(self) -> str:
+        """Return what workers of this kind wait for; empty if all are connected.
+
+        Raises
+        ------
+        ClusterError
+            The cluster will not have so many workers of this kind, or it has ended.
+        """
+        state = self._state
+        _check_usable(state, self._n_workers)
+        if not state.managed:  # only its manager knows how many workers it will have
+            return ""
+        jobs = {job.name: job for job in state.registry.worker_jobs}
+        there = sum(name not in jobs or self._can_serve(jobs[name].group) for name in self._beside)
+        missing = [job for job in _incomplete(state) if self._can_serve(job.group)]
+        await _check_within_reach(state, self._n_workers + there, missing, self._by_hand, self._can_serve)
+        return _why_not_there(state, missing) if missing else ""
+
+    def _can_serve(self, group: WorkerGroup) -> bool:
+        return group.can_be_held(self._resources)
+
+
+def _check_usable(state: ClusterState, n_workers: int | None) -> None:
+    """Raise `ClusterError` if the cluster has ended, or if this program cannot wait for workers of another manager."""
+    state.check()
+    if state.phase.closing:
+        raise ClusterError(state.phase.not_ours or f"cluster {state.name} is closed")
     directory = state.dispatcher.directory
-    if n_workers is None or directory.closing or ended_by_itself(directory):
+    if state.phase.superseded and (n_workers is None or directory.closing or ended_by_itself(directory)):
         raise ClusterError(state.phase.not_ours)
+
+
+def _incomplete(state: ClusterState) -> list[WorkerJob]:
+    """Return the jobs whose workers are not all connected."""
+    active = state.registry.active.values()
+    return [job for job in active if len(job.workers) < job.group.options.workers_per_job]
 
 
 async def _ready(state: ClusterState) -> int:
@@ -136,13 +183,20 @@ class _ByHand:
         return self._workers
 
 
-async def _check_within_reach(state: ClusterState, wanted: int, missing: Iterable[WorkerJob], by_hand: _ByHand) -> None:
+async def _check_within_reach(
+    state: ClusterState,
+    wanted: int,
+    missing: Iterable[WorkerJob],
+    by_hand: _ByHand,
+    can_serve: Callable[[WorkerGroup], bool] = lambda group: True,
+) -> None:
     """Raise `ClusterError` if this number of workers can never be reached.
 
-    The plan has fewer workers, or its jobs cannot start, and nothing will change that.
+    The plan has fewer workers in the groups that count, or its jobs cannot start, and nothing will change that.
     """
-    active, groups = state.registry.active.values(), state.registry.groups.values()
-    own = {address for job in active for address in job.workers}
+    groups = [group for group in state.registry.groups.values() if can_serve(group)]
+    active = [job for job in state.registry.active.values() if can_serve(job.group)]
+    own = {a for job in state.registry.worker_jobs if job.active or not can_serve(job.group) for a in job.workers}
     others = len(state.known_workers - own)
     now = state.now
     within_reach = others + sum(group.within_reach(now=now) * group.options.workers_per_job for group in groups)
@@ -155,7 +209,15 @@ async def _check_within_reach(state: ClusterState, wanted: int, missing: Iterabl
     within_reach += max(0, hand - others)
     if within_reach < wanted:
         jobs = sum(group.within_reach(now=now) for group in groups)
-        why = next(filter(None, (group.stopped(now=now) for group in groups)), f"call scale({wanted - hand})")
+        why = next(filter(None, (group.stopped(now=now) for group in groups)), _advice(groups, wanted - hand))
         also = f" and in those that you submitted ({counted(hand, 'worker')})" if hand else ""
         there = f"{counted(within_reach, 'worker')} in {counted(jobs, 'job')}{also}"
         raise ClusterError(f"cluster {state.name} will have only {there}, but the program waits for {wanted}: {why}")
+
+
+def _advice(groups: Collection[WorkerGroup], n_workers: int) -> str:
+    """Return how the user gets so many workers in one of these groups."""
+    names = [group.name for group in groups]
+    if not names:
+        return "no worker group has workers of this kind; `add_worker_group` adds one"
+    return f"call scale({n_workers})" if DEFAULT in names else f"call scale({n_workers}, worker_group={names[0]!r})"

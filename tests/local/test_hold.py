@@ -68,6 +68,11 @@ def workers_that_will_leave(dask_scheduler: Any) -> set[str]:
     return set(dask_scheduler.plugins["hpcgpu"].holds.leaving)
 
 
+@travels
+def set_status(address: str, status: str, dask_scheduler: Any) -> None:
+    dask_scheduler.handle_worker_status_change(status, dask_scheduler.workers[address], "test")
+
+
 def hold_one(cluster: LocalGPUCluster, timeout: str | float = "60s") -> None:
     with cluster.hold(1, timeout=timeout) as workers:
         assert len(workers) == 1
@@ -215,6 +220,34 @@ def test_more_workers_than_there_will_be_are_an_error_and_a_wait_ends_by_its_tim
 
     with ThreadPoolExecutor(1) as threads, cluster_of_two.hold(2), late:
         threads.submit(hold_one, cluster_of_two, timeout=0.5).result()
+
+
+def test_only_workers_that_can_serve_a_request_count_as_its_workers(queue: LocalQueue) -> None:
+    with LocalGPUCluster(**GPU, jobs=1) as cluster:
+        cluster.add_worker_group("cpu", jobs=1, gpus_per_node=0, cores=1, resources={"CPU": 1})
+        cluster.wait_for_workers(3)
+        for words, request in (
+            (r"will have only 2 workers in 1 job, .* waits for 3: call scale\(3\)", {"n_workers": 3}),
+            (
+                r"will have only 1 worker in 1 job, .* waits for 2: call scale\(2, worker_group='cpu'\)",
+                {"n_workers": 2, "resources": {"CPU": 1}},
+            ),
+            (r"no worker group has workers of this kind", {"n_workers": 1, "resources": {"FPGA": 1}}),
+        ):
+            with pytest.raises(ClusterError, match=words), cluster.hold(**request, timeout="60s"):
+                pass
+        with cluster.hold(1, resources={"CPU": 1}), cluster.hold(2, timeout="60s") as workers:
+            assert len(workers) == 2, "the block around it holds a worker of another kind"
+
+
+def test_a_block_inside_a_block_does_not_wait_for_a_worker_of_the_outer_one_that_takes_no_tasks(
+    cluster_of_two: LocalGPUCluster,
+) -> None:
+    with Client(cluster_of_two) as client, cluster_of_two.hold(1) as outer:
+        client.run_on_scheduler(set_status, outer[0].address, "paused")
+        with cluster_of_two.hold(1, timeout="60s") as inner:
+            assert len(inner) == 1
+        client.run_on_scheduler(set_status, outer[0].address, "running")
 
 
 def test_a_block_that_waits_for_workers_of_a_block_around_it_is_an_error(cluster_of_two: LocalGPUCluster) -> None:
