@@ -205,6 +205,12 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
             "itself holds GPU memory. Start the cluster with scheduler={'gpus_per_node': 1}, or with "
             "protocol='tcp'"
         )
+    if group.gpus_per_node and bool(group.enable_cudf_spill) is not bool(base.worker.enable_cudf_spill):
+        raise OptionError(
+            f"{where}enable_cudf_spill={group.enable_cudf_spill}, but {base.worker.enable_cudf_spill} for the workers "
+            "that the cluster was started with: workers that spill by cuDF cannot exchange tables with others. Start "
+            "the cluster with the same value"
+        )
     _check_worker(group, classes, where)
     return group
 

@@ -204,9 +204,10 @@ class WorkerOptions(JobOptions):
     )
     enable_cudf_spill: bool | None = option(
         parse=values.boolean,
+        inherited=True,
         flag="--enable-cudf-spill",
-        doc="Use cuDF's own spilling instead of dask-cuda's. If your program has a GPU and gets tables of cuDF, it "
-        "needs the environment variable CUDF_SPILL=on.",
+        doc="Use cuDF's own spilling instead of dask-cuda's; the same for all groups. If your program has a GPU and "
+        "gets tables of cuDF, it needs the environment variable CUDF_SPILL=on.",
     )
     pre_import: str | None = option(
         parse=values.word,

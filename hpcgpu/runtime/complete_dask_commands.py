@@ -26,10 +26,6 @@ from hpcgpu.store.directory import ClusterDirectory
 
 #: Memory pool of the scheduler's GPU if workers have one, as in dask-cuda's documentation for UCX.
 _SCHEDULER_POOL = "1GB"
-#: cuDF's own spilling, on the scheduler. Workers with `enable_cudf_spill` send buffers that only a process which spills
-#: too can rebuild (cuDF 26.10: "cannot create SpillableBufferOwner without a global spill manager"). Such a process can
-#: rebuild the buffers of workers that do not spill as well.
-_CUDF = {"CUDF_SPILL": "on"}
 
 
 def worker_program(arguments: argparse.Namespace) -> str:
@@ -97,8 +93,8 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
             own_variables.set_missing(os.environ, {"DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT": "True"})
             if arguments.rmm_pool:  # the scheduler holds only data that passes through it
                 own_variables.set_missing(os.environ, {"DASK_DISTRIBUTED_UCXX__RMM__POOL_SIZE": _SCHEDULER_POOL})
-    if arguments.gpus:
-        own_variables.set_missing(os.environ, _CUDF)
+    if arguments.cudf_spill:
+        own_variables.set_missing(os.environ, {"CUDF_SPILL": "on"})
     stream = directory.stream
     workers = "ucx" if chosen.protocol == "ucx" else stream
     command = [*arguments.command, "--protocol", f"{workers},{stream}"]

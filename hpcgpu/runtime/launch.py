@@ -196,6 +196,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         action="store_true",
         help="give the scheduler a small pool of GPU memory under UCX, as workers have",
     )
+    # Only processes that all spill by cuDF, or all do not, can exchange its tables. cuDF 26.10 says otherwise: "cannot
+    # create SpillableBufferOwner without a global spill manager". The scheduler rebuilds tables and sends them on.
+    parser.add_argument("--cudf-spill", action="store_true", help="let the scheduler spill by cuDF, as workers do")
     split = list(argv).index("--")
     arguments = parser.parse_args(argv[:split])
     arguments.command = [sys.executable, *argv[split + 2 :]]

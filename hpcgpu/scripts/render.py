@@ -322,6 +322,7 @@ def _context(system: system_registry.System, kind: str, options: Options, direct
         "directory": directory,
         "logs": options.cluster.log_directory or directory / "logs",
         "rmm_pool": options.worker.rmm_pool_size is not None,
+        "cudf_spill": options.worker.enable_cudf_spill,
         "ucx_environment": lambda job: ucx_settings.environment(options.worker, job.ucx_env),
     }
 

@@ -331,3 +331,14 @@ def test_a_group_inherits_options_of_gpu_workers_only_if_it_has_gpus() -> None:
     base = resolve("slurm", {"enable_infiniband": True})
     assert resolve_group("cpu", {"gpus_per_node": 0}, base).enable_infiniband is None
     assert resolve_group("big", {"gpus_per_node": 8}, base).enable_infiniband is True
+
+
+def test_all_groups_spill_by_cudf_or_none() -> None:
+    base = resolve("slurm", {"enable_cudf_spill": True})
+    assert resolve_group("big", {}, base).enable_cudf_spill is True
+    assert resolve_group("cpus", {"gpus_per_node": 0, "cores": 2}, base).enable_cudf_spill is None
+    words = "worker group 'big': enable_cudf_spill=False, but True for the workers that the cluster was started with"
+    with pytest.raises(OptionError, match=words):
+        resolve_group("big", {"enable_cudf_spill": False}, base)
+    with pytest.raises(OptionError, match="enable_cudf_spill=True, but None"):
+        resolve_group("big", {"enable_cudf_spill": True}, resolve("slurm", {}))

@@ -673,6 +673,7 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
         interface=None,
         client_interface=None,
         rmm_pool=False,
+        cudf_spill=True,
         lease=0.0,
         command=["python", "-m", "x"],
     )

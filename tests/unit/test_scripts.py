@@ -71,7 +71,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "slurm-ucx-rmm-scheduler.sbatch": (
         "slurm",
         "scheduler",
-        {"protocol": "ucx", "rmm_pool_size": 0.8, "enable_nvlink": False, "ucx_env": {"UCX_IB_GPU_DIRECT_RDMA": "n"}},
+        {
+            "protocol": "ucx",
+            "rmm_pool_size": 0.8,
+            "enable_cudf_spill": True,
+            "enable_nvlink": False,
+            "ucx_env": {"UCX_IB_GPU_DIRECT_RDMA": "n"},
+        },
     ),
     "pbs-a100.pbs": (
         "pbs",
