@@ -101,6 +101,8 @@ async def _manage(directory: ClusterDirectory) -> None:
             manager.state.notify("ended", f"the scheduler of cluster {manager.state.name} has ended")
         await manager.close()
         _print_new(manager, printed)
+        # asyncio closes its pipe before it takes the handlers away: a signal between the two would be an error in the log
+        signal.set_wakeup_fd(-1)
 
 
 def _print_new(manager: Manager, printed: int) -> int:

@@ -70,3 +70,34 @@ async def test_no_manager_starts_where_compute_nodes_do_not_reach_the_queue(
     monkeypatch.setattr(start_manager, "batch_system", lambda name: queue)
     assert await manager.start() == "compute nodes of this site cannot submit jobs: squeue: command not found"
     assert not (manager.directory.logs / LOG).exists()
+
+
+ENDS_WHILE_ITS_LOOP_CLOSES = """
+import asyncio, os, signal
+from types import SimpleNamespace
+from hpcgpu.orders import manager_in_scheduler_job as module
+
+class Manager:
+    managing = False
+    state = messages = SimpleNamespace(text=lambda: "")
+    async def start(self): pass
+    async def close(self): pass
+    @classmethod
+    def of_existing(cls, *arguments, **options): return cls()
+
+class Loop(asyncio.SelectorEventLoop):
+    def _close_self_pipe(self):
+        super()._close_self_pipe()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+module.Manager = Manager
+module.batch_system = lambda name: None
+with asyncio.Runner(loop_factory=Loop) as runner:
+    runner.run(module._manage(SimpleNamespace(system="slurm")))
+print("ended")
+"""
+
+
+def test_a_signal_while_the_loop_of_the_manager_closes_leaves_no_error_in_its_log() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS_WHILE_ITS_LOOP_CLOSES], capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == ("ended\n", "", 0)
