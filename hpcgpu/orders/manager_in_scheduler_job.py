@@ -101,7 +101,7 @@ async def _manage(directory: ClusterDirectory) -> None:
             manager.state.notify("ended", f"the scheduler of cluster {manager.state.name} has ended")
         await manager.close()
         _print_new(manager, printed)
-        # asyncio closes its pipe before it takes the handlers away: a signal between the two would be an error in the log
+        # asyncio closes its pipe before it removes its handlers: a signal between the two is no error in the log
         signal.set_wakeup_fd(-1)
 
 
