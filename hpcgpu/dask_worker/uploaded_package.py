@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import io
+import logging
 import secrets
 import shutil
 import sys
@@ -16,6 +17,10 @@ from typing import Any
 
 from distributed import WorkerPlugin
 from distributed.worker import Worker
+
+from hpcgpu.posix.full_disk import cannot_be_written
+
+logger = logging.getLogger("distributed.hpcgpu")
 
 #: Of this process: the scheduler may run in the user's program.
 PROCESS = secrets.token_hex(8)
@@ -43,9 +48,13 @@ class Package:
     archive: bytes = field(repr=False)
 
 
+#: What the names of the plugins begin with.
+_PLUGIN = "hpcgpu-package-"
+
+
 def plugin_name(package: str) -> str:
     """Return the name of the plugin of a package on the workers."""
-    return f"hpcgpu-package-{package}"
+    return f"{_PLUGIN}{package}"
 
 
 class UploadedPackage(WorkerPlugin):  # type: ignore[misc]
@@ -62,6 +71,31 @@ class UploadedPackage(WorkerPlugin):  # type: ignore[misc]
     async def setup(self, worker: Worker) -> None:
         """Unpack the package before the worker takes tasks."""
         await install(self.package, worker.local_directory)
+
+
+def require_packages(worker: Worker) -> None:
+    """Let a worker that starts end if it cannot unpack a package. distributed would only log that, and give it tasks.
+
+    A worker that runs already reports the error to the program that uploads, as distributed does.
+    """
+    add = worker.plugin_add
+
+    async def add_or_end(plugin: Any, name: str | None = None, **options: bool) -> Any:
+        if name is None or not name.startswith(_PLUGIN):  # dask-cuda's plugins come without names
+            return await add(plugin=plugin, name=name, **options)
+        try:
+            return await add(plugin=plugin, name=name, catch_errors=False)
+        except Exception as error:
+            why = cannot_be_written(worker.local_directory, error) if isinstance(error, OSError) else error
+            package = name.removeprefix(_PLUGIN)
+            logger.error("hpcgpu: worker %s cannot unpack the uploaded package %s: %s", worker.name, package, why)
+            if worker.nanny:  # else a nanny that runs would start it again and again; one that starts answers nothing
+                async with worker.rpc(worker.nanny) as nanny:
+                    await nanny.close_gracefully(reason="hpcgpu-package", reply=False)
+            await worker.close(nanny=False, reason="hpcgpu-package")
+            raise
+
+    worker.plugin_add = add_or_end  # it adds the plugins when the worker starts; later ones come to a handler
 
 
 async def install_on_scheduler(package: Package, process: str, dask_scheduler: Any) -> list[str]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from dask import config
 
-from hpcgpu.dask_worker import accept_tasks, count_calls
+from hpcgpu.dask_worker import accept_tasks, count_calls, uploaded_package
 from hpcgpu.dask_worker.gpu_metrics import GPUS, METRIC, SENT, Device
 from hpcgpu.fabric import authenticated_tcp, tls_connections, ucx_authentication
 from hpcgpu.fabric.connection_report import NODE
@@ -56,6 +56,7 @@ def dask_setup(server: Worker | Nanny) -> None:
         server.startup_information[JOB] = lambda worker: job_identity()
         accept_tasks.obey(server)
         count_calls.count(server)
+        uploaded_package.require_packages(server)
         preemption.stay()
         server.metrics[SENT] = lambda worker: worker.transfer_outgoing_bytes_total
         gpus = int(os.environ.get(GPUS, "0"))

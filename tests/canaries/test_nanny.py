@@ -14,7 +14,7 @@ from pathlib import Path
 import dask
 import pytest
 from canary import canary
-from distributed import Client, Nanny, Scheduler, utils
+from distributed import Client, Nanny, Scheduler, Worker, WorkerPlugin, utils
 from packaging.version import Version
 
 from hpcgpu.runtime import forkserver
@@ -123,6 +123,43 @@ async def test_a_nanny_starts_and_restarts_its_worker_by_the_method_that_hpcgpu_
             await client.wait_for_workers(1)
             found = await client.run(lambda: os.environ.get("HPCGPU_CANARY"))
     assert [int(number) > 1 for number in found.values()] == [True], "a worker that starts again does not get Nanny.env"
+
+
+class Broken(WorkerPlugin):  # type: ignore[misc]
+    """A plugin that cannot be set up on a second worker."""
+
+    def setup(self, worker: Worker) -> None:
+        if worker.name == "second":
+            raise ZeroDivisionError
+
+
+@canary
+async def test_a_worker_that_starts_adds_its_plugins_by_the_method_that_hpcgpu_replaces() -> None:
+    added: list[str] = []
+
+    def watched(scheduler: Scheduler, name: str) -> Worker:
+        worker = Worker(scheduler.address, name=name, nthreads=1, dashboard=False)
+        add = worker.plugin_add
+
+        async def replaced(*, plugin: object, name: str) -> object:
+            added.append(name)
+            return await add(plugin=plugin, name=name, catch_errors=not name.startswith("canary"))
+
+        worker.plugin_add = replaced
+        return worker
+
+    async with (
+        Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
+        watched(scheduler, "first"),
+        Client(scheduler.address, asynchronous=True) as client,
+    ):
+        added.clear()
+        await client.register_plugin(Broken(), name="canary")
+        assert not added, "a worker that runs adds a new plugin by Worker.plugin_add too: the replacement would end it"
+        with pytest.raises(RuntimeError) as failed:
+            await watched(scheduler, "second")
+        assert "canary" in added, "a worker that starts does not add its plugins by Worker.plugin_add"
+        assert isinstance(failed.value.__cause__, ZeroDivisionError), "Worker.plugin_add does not raise what it caught"
 
 
 @canary

@@ -217,6 +217,14 @@ USES: tuple[Use, ...] = (
         for operation in ("run", "actor_execute")
     ],
     Use(
+        "distributed.worker.Worker.plugin_add",
+        "distributed",
+        Kind.REPLACED,
+        "a worker that starts without a package that a program uploaded ends, and takes no tasks",
+        ("hpcgpu.dask_worker.uploaded_package",),
+        "test_a_worker_that_starts_adds_its_plugins_by_the_method_that_hpcgpu_replaces",
+    ),
+    Use(
         "distributed.worker.Worker.metrics",
         "distributed",
         Kind.PROTOCOL,

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from distributed import Client
 
 from hpcgpu import ClusterError, LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from tests.conftest import live
+from tests.conftest import live, told
 from tests.helpers import CPU
 
 
@@ -46,6 +47,28 @@ def test_the_message_says_that_the_disk_is_full(queue: LocalQueue, disk: Path) -
         LocalGPUCluster(**CPU, log_directory=str(disk))
     said = str(failed.value)
     assert f"the disk of {disk} is full, so its log may lack the reason. Log: {disk}/" in said
+
+
+def test_a_later_worker_that_cannot_unpack_an_uploaded_package_takes_no_task_and_the_user_gets_the_reason(
+    queue: LocalQueue, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_large").mkdir()
+    (tmp_path / "own_large" / "__init__.py").write_text("def one(): return 1")
+    (tmp_path / "own_large" / "data").write_bytes(os.urandom(3 << 20))
+    monkeypatch.syspath_prepend(tmp_path)
+    import own_large
+
+    with LocalGPUCluster(**CPU, jobs=1) as cluster, Client(cluster) as client:
+        cluster.upload_package(tmp_path / "own_large")
+        place = {"local_directory": str(disk), "resources": {"later": 1}}
+        reason = rf"cannot unpack the uploaded package own-large: {disk}/.* cannot be written: No space left on device"
+        with told(
+            rf"worker job \d+ \({cluster.name}-1\) failed: .*; worker {cluster.name}-1 {reason}. Make room there"
+        ):
+            cluster.add_worker_group("later", jobs=1, gpus_per_node=0, **place)
+            wanted = client.submit(own_large.one, resources={"later": 1}, pure=False)
+        assert not wanted.done()
+        assert client.submit(own_large.one).result() == 1
 
 
 def test_a_take_over_names_the_full_disk_and_does_not_blame_the_scheduler(queue: LocalQueue, disk: Path) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from distributed import Client, Nanny, Scheduler
 
 from hpcgpu.client.pack_package import pack
 from hpcgpu.dask_worker import uploaded_package
-from hpcgpu.dask_worker.uploaded_package import Package, install
+from hpcgpu.dask_worker.uploaded_package import Package, UploadedPackage, install, plugin_name
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +65,26 @@ async def test_a_package_whose_name_begins_alike_stays(tmp_path: Path) -> None:
     longer = importlib.import_module("own_names")
     assert await install(packed(tmp_path / "second", 2, "own_name.py"), str(tmp_path)) == ["first"]
     assert importlib.import_module("own_names") is longer and importlib.import_module("own_name").VERSION == 2
+
+
+async def test_a_worker_that_cannot_unpack_a_package_goes_on_if_it_runs_and_ends_with_its_nanny_if_it_starts(
+    tmp_path: Path,
+) -> None:
+    preload = tmp_path / "preload.py"  # as hpcgpu.dask_worker.worker_preload, which needs a cluster directory
+    preload.write_text("from hpcgpu.dask_worker.uploaded_package import require_packages as dask_setup\n")
+    broken = UploadedPackage(Package(name="own_broken", modules=("own_broken",), archive=b"no zip file"))
+    options = {"preload": str(preload), "nthreads": 1, "dashboard": False, "death_timeout": 60}
+    async with (
+        Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
+        Nanny(scheduler.address, **options) as nanny,
+        Client(scheduler.address, asynchronous=True) as client,
+    ):
+        with pytest.raises(zipfile.BadZipFile):
+            await client.register_plugin(broken, name=plugin_name("own_broken"))
+        assert await client.submit(sum, [1, 2]) == 3
+        with pytest.raises(RuntimeError, match="Nanny failed to start"):
+            await Nanny(scheduler.address, **options)
+        assert len(scheduler.workers) == 1
+        os.kill(nanny.pid, signal.SIGKILL)
+        await nanny.finished()
+        assert not scheduler.workers
