@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import re
@@ -376,6 +377,53 @@ def have_their_gpus(cluster: GPUCluster) -> None:
     with Client(cluster) as client:
         devices = client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"].split(","))
     assert sorted(map(sorted, devices.values())) == [["0", "1"], ["0", "1"], ["2", "3"], ["2", "3"]]
+
+
+def holds_workers(cluster: GPUCluster, cancel: Callable[[str], object], until: Callable[..., None]) -> set[str]:
+    """Of two jobs a program holds all workers, then those of one job. The batch system cancels that job by `cancel`.
+
+    Return the nodes of the workers.
+    """
+    n_workers = 2 * cluster.options.worker.workers_per_job
+    rank = travels(lambda: int(os.environ["RANK"]))
+    with cluster.hold(jobs=2) as workers:
+        assert [worker.rank for worker in workers] == workers.run(rank) == [*range(n_workers)]
+        assert {worker.job_id for worker in workers} == {job.id for job in cluster.jobs if job.kind == "worker"}
+        nodes = {worker.node for worker in workers}
+        # the first worker listens where the others meet it
+        where, own = (workers[0].host, workers[0].port), travels(sum_over_ranks)
+        totals = workers.run(
+            travels(lambda total, *where: total(1, int(os.environ["RANK"]), *where)), own, n_workers, where
+        )
+        assert totals == n_workers * [n_workers]
+    with cluster.hold(jobs=1) as workers:
+        cluster.scale(jobs=0)
+        until(lambda: names(cluster) == {worker.name for worker in workers}, "the other job drains")
+        assert workers.run(rank) == [*range(n_workers // 2)], "nothing has taken a held worker"
+        cancel(workers[0].job_id)
+        with pytest.raises(ClusterError, match=f"of job {workers[0].job_id} .* was lost while a program held it: "):
+            workers.run(time.sleep, 600)
+    return nodes
+
+
+def package_reaches_all_workers(cluster: GPUCluster, place: Path) -> None:
+    """A function of a package that a program uploads runs on the workers of one job, and on those of a later job."""
+    (place / "own_model").mkdir()
+    (place / "own_model" / "__init__.py").write_text("def double(x): return 2 * x, __file__\n")
+    with pytest.MonkeyPatch.context() as patch, Client(cluster) as client:
+        patch.syspath_prepend(place)
+        own_model = importlib.import_module("own_model")
+        del sys.modules["own_model"]
+        patch.setitem(sys.modules, "own_model", own_model)  # until this block ends
+        assert cluster.upload_package(place / "own_model") == ["own_model"]
+        for jobs in (1, 2):
+            cluster.scale(jobs=jobs)
+            cluster.wait_for_workers()
+            workers = client.scheduler_info(n_workers=-1)["workers"]
+            assert len(workers) == jobs * cluster.options.worker.workers_per_job
+            calls = [client.submit(own_model.double, jobs, workers=[worker], pure=False) for worker in workers]
+            for result, file in client.gather(calls):
+                assert result == 2 * jobs and file != own_model.__file__
 
 
 def a_refused_request_pauses(cluster: GPUCluster, until: Callable[..., None], words: str, **options: Any) -> None:

@@ -22,7 +22,16 @@ from hpcgpu import ClusterError, OptionError, PBSGPUCluster, snapshot
 from hpcgpu.errors import ClusterWarning
 from hpcgpu.runtime.scheduler_connection import FIRST_POLL
 from tests.conftest import told
-from tests.helpers import GPU, answers, fill, have_their_gpus, hpcgpu, names
+from tests.helpers import (
+    GPU,
+    answers,
+    fill,
+    have_their_gpus,
+    holds_workers,
+    hpcgpu,
+    names,
+    package_reaches_all_workers,
+)
 from tests.helpers import PBS_CPU as CPU
 
 pytestmark = pytest.mark.shows("Clusters: start, compute, stop; what is refused; signals")
@@ -64,6 +73,20 @@ def test_workers_of_gpu_jobs_have_their_gpus(fake_gpus: None, pbs: Site) -> None
         cluster.wait_for_workers(4)
         have_their_gpus(cluster)
     assert pbs.alive() == {}
+
+
+@pytest.mark.shows("Workers that a program holds")
+def test_a_program_holds_workers_and_a_job_that_drains_takes_none_of_them(
+    fake_gpus: None, pbs: Site, until: Until
+) -> None:
+    with PBSGPUCluster(jobs=2, **GPU) as cluster:
+        holds_workers(cluster, lambda job_id: pbs.run("qdel", job_id), until)
+
+
+@pytest.mark.shows("A package of the user's own on all workers")
+def test_a_package_reaches_present_and_later_workers(pbs: Site, tmp_path: Path) -> None:
+    with PBSGPUCluster(jobs=1, **CPU) as cluster:
+        package_reaches_all_workers(cluster, tmp_path)
 
 
 def test_a_job_of_two_nodes_brings_workers_on_each_through_pbsdsh(fake_gpus: None, pbs: Site) -> None:

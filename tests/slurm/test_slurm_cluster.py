@@ -18,7 +18,13 @@ from distributed import Client
 import hpcgpu
 from hpcgpu import ClusterError, SlurmGPUCluster
 from tests.conftest import told
-from tests.helpers import answers, interrupt_program, workers_retire_without_a_manager
+from tests.helpers import (
+    answers,
+    holds_workers,
+    interrupt_program,
+    package_reaches_all_workers,
+    workers_retire_without_a_manager,
+)
 from tests.slurm.helpers import A100, CPU, in_queue, stop
 from tests.slurm.strangers import REFUSED, attempts, other_clusters
 
@@ -89,6 +95,21 @@ def test_a_job_over_two_nodes(bed: SlurmBed) -> None:
         assert names == {f"{cluster.name}-0-{node}-{gpu}" for node in range(2) for gpu in range(2)}
         assert [job.workers for job in cluster.jobs if job.kind == "worker"] == [4]
         assert len(bed.squeue()) == 2
+
+
+@pytest.mark.shows("Workers that a program holds")
+@pytest.mark.on_site
+def test_a_program_holds_workers_and_a_job_that_drains_takes_none_of_them(bed: SlurmBed, until: Until) -> None:
+    with SlurmGPUCluster(**SMALL | {"gpus_per_node": 2}, jobs=2) as cluster:
+        nodes = holds_workers(cluster, lambda job_id: subprocess.run(["scancel", job_id], check=True), until)
+        assert nodes <= {"n0", "n1", "n2", "n3"}
+
+
+@pytest.mark.shows("A package of the user's own on all workers")
+@pytest.mark.on_site
+def test_a_package_reaches_present_and_later_workers(bed: SlurmBed, tmp_path: Path) -> None:
+    with SlurmGPUCluster(**SMALL, jobs=1) as cluster:
+        package_reaches_all_workers(cluster, tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore::hpcgpu.errors.ClusterWarning")

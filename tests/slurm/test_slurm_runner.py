@@ -61,11 +61,20 @@ HOLD = (
     "with hpcgpu.hold(client, 8, quiet=True) as held: "
     "print('held', held.run(lambda: os.environ['RANK']), [worker.local_rank for worker in held], flush=True)"
 )
+#: Uploads a package, and shows what it has on each worker.
+UPLOAD = (
+    "; print('uploaded', hpcgpu.upload_package(client, {package!r}), "
+    "[*client.run(lambda: __import__('own_runner').VALUE).values()], flush=True)"
+)
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "ucx"])
 def test_two_nodes_of_four_gpus_compute(bed: SlurmBed, home: Path, protocol: str) -> None:
-    code, out = srun(home, "--ntasks-per-node=6", gpus=4, nodes=2, workers=8, protocol=protocol, rest=HOLD)
+    package = home / "package" / "own_runner"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("VALUE = 5\n")
+    rest = HOLD + UPLOAD.format(package=str(package))
+    code, out = srun(home, "--ntasks-per-node=6", gpus=4, nodes=2, workers=8, protocol=protocol, rest=rest)
     assert code == 0, out
     assert f"schemes ['{'ucx' if protocol == 'ucx' else 'tls'}']" in out
     assert (
@@ -74,8 +83,9 @@ def test_two_nodes_of_four_gpus_compute(bed: SlurmBed, home: Path, protocol: str
     assert "names 8 workers 8\n" in out and "answer 5050\n" in out
     assert "GPUs stay unused" not in out and left(bed, home) == []
     assert f"held {list(map(str, range(8)))} {2 * [0, 1, 2, 3]}\n" in out
+    assert f"uploaded ['own_runner'] {8 * [5]}\n" in out
     # Slurm itself sometimes reports a step that ends while a node still starts it.
-    assert len([line for line in out.splitlines() if not line.startswith("slurmstepd")]) == 5, out
+    assert len([line for line in out.splitlines() if not line.startswith("slurmstepd")]) == 6, out
     assert "Traceback" not in out, out
     logs = {path.name for path in next((home / "clusters").glob("runner-*")).joinpath("logs").iterdir()}
     assert logs == {"scheduler.log", "workers-of-node-0.log", "workers-of-node-1.log"}
