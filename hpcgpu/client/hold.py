@@ -328,9 +328,10 @@ class Hold:
             await self.client
         self._runs_in = self._runs_in or asyncio.current_task()
         around = self._held_around()
-        self._comm = comm = await connect(self.client.scheduler.address, **self.client.connection_args)
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout(self.timeout) as limit:
+                address, arguments = self.client.scheduler.address, self.client.connection_args
+                self._comm = comm = await connect(address, **arguments)
                 size = {"n_workers": self.n_workers, "resources": self.resources}
                 await comm.write({"op": "hpcgpu_hold", **size, "nested": bool(around)})
                 infos = await self._wait(comm, around)
@@ -339,11 +340,13 @@ class Hold:
             members = [_member(one, port[one["address"]]) for one, port in zip(infos, ports, strict=True)]
             self._workers = HeldWorkers(self.client, members, comm)
             _blocks.append((self._runs_in, self._workers))
-            if not self.quiet and (ends := await self._workers.first_end()):
-                print(f"hpcgpu: {counted(len(members), 'worker')} held; {ends}", file=sys.stderr)
+            with suppress(TimeoutError):  # the workers are there, so a queue that answers late is no error
+                async with asyncio.timeout_at(limit.when()):
+                    await self._show_first_end()
             return self._workers
         except BaseException as error:
-            comm.abort()
+            if self._comm is not None:
+                self._comm.abort()
             if isinstance(error, TimeoutError) and self.timeout is not None:
                 wanted = counted(self.n_workers, "worker")
                 beside = _beside(around)
@@ -358,6 +361,10 @@ class Hold:
         finally:
             if self._closes:
                 await self.client.close()
+
+    async def _show_first_end(self) -> None:
+        if not self.quiet and (ends := await self._workers.first_end()):
+            print(f"hpcgpu: {counted(len(self._workers), 'worker')} held; {ends}", file=sys.stderr)
 
     def _held_around(self) -> list[HeldWorker]:
         """Return the workers that the blocks around this one hold: they are free only after this block has ended."""

@@ -194,6 +194,29 @@ def test_a_program_that_has_only_connected_learns_the_end_of_the_walltime_and_wh
         raise RuntimeError("NCCL error: unhandled system error")  # as a library reports the loss
 
 
+def test_a_queue_that_does_not_answer_delays_no_block_beyond_its_timeout(
+    cluster_of_two: LocalGPUCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = threading.Event(), threading.Event()
+
+    def jobs(held: Any) -> list[Any]:
+        asked.set()
+        answers.wait()
+        return []
+
+    def program() -> int:
+        with hpcgpu.connect(cluster_of_two.name, quiet=True) as client, hpcgpu.hold(client, 1, timeout=10) as workers:
+            return len(workers)
+
+    monkeypatch.setattr(hpcgpu.client.hold, "_ANSWERED", 1e6)
+    monkeypatch.setattr(hpcgpu.client.hold.HeldWorkers, "_jobs_now", jobs)
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            assert threads.submit(program).result(timeout=100) == 1 and asked.is_set()
+        finally:
+            answers.set()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
