@@ -39,8 +39,9 @@ _ANSWERED = 10.0
 #: Seconds in which the queue reports the end of a job whose worker is lost.
 _ENDED = 20.0
 
-#: The workers that this program holds, each set with the thread or the asyncio task that runs its block.
-_blocks: list[tuple[object, HeldWorkers]] = []
+#: The workers that this program holds, each set with the thread or the asyncio task that runs its block. Each of the
+#: program's event loops adds and removes its own sets, in its own thread.
+_blocks: dict[HeldWorkers, object] = {}
 
 
 class _HoldWait(Protocol):
@@ -116,7 +117,7 @@ class HeldWorkers(Sequence[HeldWorker]):
         A client whose calls and tasks use only these workers, for libraries that use all workers of a client.
     """
 
-    def __init__(self, client: Client, members: list[HeldWorker], comm: Any) -> None:
+    def __init__(self, client: Client, members: list[HeldWorker], comm: Any, runs_in: object) -> None:
         self._client = client
         self._members = members
         self._comm = comm
@@ -126,6 +127,8 @@ class HeldWorkers(Sequence[HeldWorker]):
         self._observer: Observer | None = None
         self.client = cast(Client, HeldClient(client, self.addresses, self._watched))
         self._watching = asyncio.ensure_future(self._watch())
+        _blocks[self] = runs_in
+        self._watching.add_done_callback(lambda _: _blocks.pop(self, None))
 
     @overload
     def __getitem__(self, index: int) -> HeldWorker: ...
@@ -338,8 +341,7 @@ class Hold:
                 run = self.client.run  # this is the client's event loop, so it returns an awaitable
                 ports = await asyncio.gather(*[run(free_port, one["host"], workers=[one["address"]]) for one in infos])
             members = [_member(one, port[one["address"]]) for one, port in zip(infos, ports, strict=True)]
-            self._workers = HeldWorkers(self.client, members, comm)
-            _blocks.append((self._runs_in, self._workers))
+            self._workers = HeldWorkers(self.client, members, comm, self._runs_in)
             with suppress(TimeoutError):  # the workers are there, so a queue that answers late is no error
                 async with asyncio.timeout_at(limit.when()):
                     await self._show_first_end()
@@ -368,10 +370,9 @@ class Hold:
 
     def _held_around(self) -> list[HeldWorker]:
         """Return the workers that the blocks around this one hold: they are free only after this block has ended."""
-        _blocks[:] = [(runs_in, workers) for runs_in, workers in _blocks if workers.scheduler]
-        address = self.client.scheduler.address
-        blocks = [held for runs_in, held in _blocks if runs_in is self._runs_in and held.scheduler == address]
-        return [worker for held in blocks for worker in held]
+        address, blocks = self.client.scheduler.address, list(_blocks.items())
+        own = [held for held, runs_in in blocks if runs_in is self._runs_in and held.scheduler == address]
+        return [worker for held in own for worker in held]
 
     async def _wait(self, comm: Any, around: Sequence[HeldWorker]) -> list[HeldWorkerInfo]:
         """Wait until the scheduler gives the workers, beside those that the blocks around this one hold."""
