@@ -71,9 +71,9 @@ class Holds:
         self._holds: list[_Hold] = []
         self._addresses: frozenset[str] = frozenset()
 
-    def sizes(self) -> list[HoldSize]:
-        """Return the sizes of all sets: the cluster needs so many workers for them."""
-        return [hold.size for hold in self._holds if hold.lost is None]
+    def requested(self) -> list[HoldSize]:
+        """Return the sizes of the sets that programs wait for: the cluster needs so many workers for them."""
+        return [hold.size for hold in self._holds if not hold.members]
 
     def waiting(self) -> bool:
         """Whether a program waits for workers."""

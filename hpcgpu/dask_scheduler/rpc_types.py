@@ -12,6 +12,8 @@ class WorkerLoad(TypedDict):
     processing: int
     #: Calls that run on it and are no tasks.
     calls: int
+    #: Whether a program holds it.
+    held: bool
     #: Whether its GPU works, or has worked a few seconds ago.
     computes: bool
     #: Seconds that its tasks will take.
@@ -39,7 +41,7 @@ class WaitingWork(TypedDict):
 
 
 class HoldSize(TypedDict):
-    """A set of workers that a program holds or waits for."""
+    """A set of workers that a program requests."""
 
     workers: int
     #: What each of them must have; empty: a GPU.
@@ -68,6 +70,7 @@ class Load(TypedDict):
     #: By the worker's name.
     workers: dict[str, WorkerLoad]
     waiting: list[WaitingWork]
+    #: The sets that programs wait for.
     holds: list[HoldSize]
 
 
@@ -95,7 +98,7 @@ class Changes(TypedDict):
 
 
 class LoadChanges(TypedDict):
-    """The answer of ``hpcgpu_load``: the loads of workers by name, all waiting work, and the sets that are held."""
+    """The answer of ``hpcgpu_load``: the loads of workers by name, and all work and programs that wait."""
 
     workers: Changes
     waiting: list[WaitingWork]

@@ -258,6 +258,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             str(ws.name): WorkerLoad(
                 processing=len(ws.processing),
                 calls=self.calls.running(ws),
+                held=self.holds.held(ws),
                 computes=self.usage.computes(ws),
                 occupancy=ws.occupancy,
                 nbytes=ws.nbytes,
@@ -271,7 +272,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             for ws in fits
         }
         return LoadChanges(
-            workers=self._sent_loads.changed_since(workers, known), waiting=self._waiting(), holds=self.holds.sizes()
+            workers=self._sent_loads.changed_since(workers, known),
+            waiting=self._waiting(),
+            holds=self.holds.requested(),
         )
 
     def _waiting(self) -> list[WaitingWork]:

@@ -26,18 +26,19 @@ def demands(load: Load, groups: Iterable[WorkerGroup]) -> dict[str, Demand]:
     ----------
     load : Load
     groups : iterable of WorkerGroup
-        Work without a worker counts for the first group that can run it; put the adaptive groups first.
+        Work without a worker counts for the first group that can run it, and workers that a program waits for count for
+        the first group that can serve it; put the adaptive groups first.
     """
     listed = list(groups)
     waiting: dict[str, list[WaitingWork]] = {group.name: [] for group in listed}
     for kind in load["waiting"]:
         if able := next((group for group in listed if group.can_run(kind["resources"])), None):
             waiting[able.name].append(kind)
-    held: dict[str, int] = {group.name: 0 for group in listed}
+    requested: dict[str, int] = {group.name: 0 for group in listed}
     for size in load["holds"]:
         if able := next((group for group in listed if group.can_be_held(size["resources"])), None):
-            held[able.name] += size["workers"]
-    return {group.name: _demand(group, load["workers"], waiting[group.name], held[group.name]) for group in listed}
+            requested[able.name] += size["workers"]
+    return {group.name: _demand(group, load["workers"], waiting[group.name], requested[group.name]) for group in listed}
 
 
 class _Work(NamedTuple):
@@ -56,7 +57,9 @@ class _Work(NamedTuple):
         return self.seconds * self.late / self.tasks if self.late else 0.0
 
 
-def _demand(group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iterable[WaitingWork], held: int) -> Demand:
+def _demand(
+    group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iterable[WaitingWork], requested: int
+) -> Demand:
     there = [
         workers[name] for job in group.jobs if not job.draining for name in job.workers.values() if name in workers
     ]
@@ -80,7 +83,7 @@ def _demand(group: WorkerGroup, workers: Mapping[str, WorkerLoad], waiting: Iter
         waiting=sum(each.late_seconds / each.at_once for each in work) / group.options.workers_per_job,
         task=sum(each.late_seconds for each in work) / late if late else 0.0,
         memory=math.ceil(len(there) / group.options.workers_per_job) + 1 if _is_full(there, tasks) else 0,
-        held=math.ceil(held / group.options.workers_per_job),
+        held=math.ceil((requested + sum(worker["held"] for worker in there)) / group.options.workers_per_job),
     )
 
 

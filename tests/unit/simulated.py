@@ -117,6 +117,7 @@ class Client:
             "processing": 0,
             "calls": 0,
             "computes": False,
+            "held": False,
             "occupancy": 0.0,
             "nbytes": 0,
             "wanted": 0,

@@ -25,6 +25,7 @@ def load(processing: int, occupancy: float, **more: int) -> WorkerLoad:
     nothing = {
         "calls": 0,
         "computes": False,
+        "held": False,
         "nbytes": 0,
         "wanted": 0,
         "actors": 0,
@@ -120,6 +121,18 @@ def test_workers_that_programs_hold_are_those_of_a_group_that_fits() -> None:
     found = demands(load, [cpus, gpus, others])
     assert {name: demand.held for name, demand in found.items()} == {"cpus": 0, "gpus": 2, "others": 1}
     assert not any(demand.jobs for demand in found.values()), "they are no tasks"
+
+
+def test_held_workers_count_for_their_own_group_and_not_if_their_job_must_end() -> None:
+    job = SimpleNamespace(draining=False, workers={"tls://a": "a-0", "tls://b": "a-1"})
+    ending = SimpleNamespace(draining=True, workers={"tls://c": "c-0"})
+    workers = {name: load(0, 0.0, held=True) for name in ("a-0", "c-0", "started-by-hand")} | {"a-1": load(0, 0.0)}
+    first, second = group_of(), group_of(job, ending)
+    first.name, second.name = "first", "second"
+    answer: Load = {"workers": workers, "waiting": [], "holds": [{"resources": {}, "workers": 1}]}
+    assert {name: demand.held for name, demand in demands(answer, [first, second]).items()} == {"first": 1, "second": 1}
+    answer["holds"] = []
+    assert demands(answer, [first, second])["first"].held == 0, "it could serve the program, and does not"
 
 
 def test_each_kind_of_task_needs_the_workers_that_it_fills() -> None:

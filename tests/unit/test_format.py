@@ -125,6 +125,7 @@ ANSWERS = {
         "at_once",
         "calls",
         "computes",
+        "held",
         "memory_limit",
         "nbytes",
         "nthreads",
@@ -181,7 +182,7 @@ def test_the_format_grows_with_the_answers_of_the_scheduler() -> None:
     )
     answers = {answer.__name__: sorted(answer.__annotations__) for answer in kinds}
     assert (FORMAT, answers) == (
-        9,
+        10,
         ANSWERS,
     ), "an answer has changed: a manager would misread that of an older scheduler, so let FORMAT grow"
 

@@ -124,6 +124,6 @@ async def test_a_request_that_is_none_stops_no_other_and_no_scaling() -> None:
             answer = await asyncio.wait_for(comm.read(), 60)
             raise RuntimeError(str(answer))
         comm.abort()
-        assert extension.holds.sizes() == []
+        assert extension.holds.requested() == []
         later = await request(1)
         assert await later.held() == 1

@@ -1727,6 +1727,7 @@ def load_of(site: Site, *, processing: int = 0, waiting: int = 0) -> Mapping[str
         "processing": processing,
         "calls": 0,
         "computes": False,
+        "held": False,
         "occupancy": 100.0 * processing,
         "nbytes": 0,
         "wanted": 0,
