@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client, wait
+from distributed import Client, get_worker, wait
 
 import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster
@@ -133,14 +135,105 @@ def test_ranks_may_start_processes(cluster: LocalGPUCluster) -> None:
         assert workers.run(in_a_process_of_its_own) == [0, 1]
 
 
-@pytest.mark.shows("RAFT and cuML on held workers: the calls and the variables that they need")
-def test_a_communicator_that_begins_on_the_scheduler_uses_the_interface_of_the_workers(
-    cluster: LocalGPUCluster,
+@travels
+def gives_place_of_first_rank(host: str) -> tuple[str, int]:
+    """What NCCL's root does in the process that makes the unique id: it waits for all ranks, and gives each a place."""
+    server = socket.create_server((host, 0))
+
+    def serve() -> None:
+        ranks: list[socket.socket] = []
+        place, world = "", 1
+        with server:
+            while len(ranks) < world:
+                connection, _ = server.accept()
+                rank, world_size, own_place = connection.makefile().readline().split()
+                place, world = own_place if rank == "0" else place, int(world_size)
+                ranks.append(connection)
+        for connection in ranks:
+            connection.sendall(f"{place}\n".encode())
+            connection.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return host, server.getsockname()[1]
+
+
+class Comms:
+    """What `raft_dask.common.Comms` (26.10) does to a client: it gives the workers ranks by their GPUs, makes an id in
+    the process of the scheduler or of one worker, and sets up all workers, each in its event loop. Each of these steps
+    waits for all ranks. Tasks with the id of the session use the communicator then.
+    """
+
+    def __init__(self, client: Client, nccl_root_location: str = "scheduler") -> None:
+        self.client, self.root, self.session = client, nccl_root_location, uuid.uuid4().bytes
+
+    def init(self) -> None:
+        self.addresses = list(self.client.scheduler_info(n_workers=-1)["workers"])
+        gpus = self.client.run(travels(lambda: os.environ["CUDA_VISIBLE_DEVICES"]), workers=self.addresses)
+        in_order = sorted(gpus, key=lambda address: (address.rsplit(":", 1)[0], gpus[address], address))
+        self.ranks = {address: rank for rank, address in enumerate(in_order)}
+        if self.root == "worker":
+            first = self.addresses[:1]
+            unique_id = self.client.run(self._id_of_worker, root=gives_place_of_first_rank, workers=first, wait=True)
+            unique_id = unique_id[first[0]]
+        else:
+            unique_id = self.client.run_on_scheduler(self._id_of_scheduler, root=gives_place_of_first_rank)
+        arguments = (self.session, unique_id, self.ranks)
+        self.client.run(self._set_up, *arguments, workers=self.addresses, wait=True)
+
+    @staticmethod
+    @travels
+    def _id_of_worker(root: Callable[[str], Any], dask_worker: Any) -> Any:
+        return root(dask_worker.ip)
+
+    @staticmethod
+    @travels
+    def _id_of_scheduler(root: Callable[[str], Any], dask_scheduler: Any) -> Any:
+        return root(dask_scheduler.ip)
+
+    @staticmethod
+    @travels
+    async def _set_up(session: bytes, unique_id: tuple[str, int], ranks: dict[str, int], dask_worker: Any) -> None:
+        rank, world = ranks[dask_worker.address], len(ranks)
+        with socket.create_connection(unique_id) as root:  # holds the event loop, as NCCL does
+            root.sendall(f"{rank} {world} {dask_worker.ip}:{free_port(dask_worker.ip)}\n".encode())
+            host, port = root.makefile().readline().strip().rsplit(":", 1)
+        vars(dask_worker).setdefault("_sessions", {})[session] = (rank, world, (host, int(port)))
+
+    @staticmethod
+    @travels
+    def all_reduce(session: bytes, own: int) -> tuple[int, int]:
+        """A task."""
+        rank, *others = get_worker()._sessions[session]
+        return rank, sum_over_ranks(own, rank, *others)
+
+    def destroy(self) -> None:
+        forget = travels(lambda session, dask_worker: dask_worker._sessions.pop(session))
+        self.client.run(forget, self.session, workers=self.addresses, wait=True)
+
+
+@pytest.mark.shows("RAFT and cuML on held workers: a class that does what `Comms` of RAFT does to a client")
+@pytest.mark.parametrize("root", ["scheduler", "worker"])
+def test_a_communicator_is_made_of_the_held_workers_and_used_by_tasks(
+    cluster: LocalGPUCluster, client: Client, root: str
 ) -> None:
     cluster.scale(jobs=2)
-    with cluster.hold(2) as workers:
-        ranks = dict(enumerate(workers.client.scheduler_info()["workers"]))  # as `raft_dask.common.Comms.init` does
-        assert list(ranks.values()) == workers.addresses
+    client.wait_for_workers(4)
+    with hpcgpu.hold(client, 2) as workers:
+        comms = Comms(workers.client, nccl_root_location=root)
+        comms.init()
+        assert sorted(comms.ranks.items(), key=lambda item: item[1]) == [(w.address, w.rank) for w in workers]
+        tasks = [
+            workers.client.submit(comms.all_reduce, comms.session, 5, workers=[address], pure=False)
+            for address in comms.addresses
+        ]
+        assert sorted(workers.client.gather(tasks)) == [(0, 10), (1, 10)]
+        has_session = travels(lambda session, dask_worker: session in getattr(dask_worker, "_sessions", {}))
+        found = client.run(has_session, comms.session)
+        assert {address for address, has in found.items() if has} == {*workers.addresses} != {*found}
+        comms.destroy()
+        with pytest.raises(KeyError):
+            workers.client.submit(comms.all_reduce, comms.session, 5, pure=False).result()
+        # NCCL's first connection begins on the scheduler
         variable = travels(lambda: os.environ["NCCL_SOCKET_IFNAME"])
         assert set(workers.client.run(variable).values()) == {workers.client.run_on_scheduler(variable)}
 
