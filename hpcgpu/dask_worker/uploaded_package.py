@@ -149,8 +149,12 @@ async def install(package: Package, local_directory: str, *, own: bool = False) 
 
 def _unpack(package: Package, local_directory: str) -> Path:
     place = Path(tempfile.mkdtemp(prefix=f"package-{package.name}-", dir=local_directory))
-    with zipfile.ZipFile(io.BytesIO(package.archive)) as archive:
-        archive.extractall(place)
+    try:
+        with zipfile.ZipFile(io.BytesIO(package.archive)) as archive:
+            archive.extractall(place)
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
     return place
 
 

@@ -49,6 +49,7 @@ def test_the_message_says_that_the_disk_is_full(queue: LocalQueue, disk: Path) -
     assert f"the disk of {disk} is full, so its log may lack the reason. Log: {disk}/" in said
 
 
+@pytest.mark.filterwarnings("ignore::hpcgpu.errors.ClusterWarning")
 def test_a_later_worker_that_cannot_unpack_an_uploaded_package_takes_no_task_and_the_user_gets_the_reason(
     queue: LocalQueue, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,7 +59,7 @@ def test_a_later_worker_that_cannot_unpack_an_uploaded_package_takes_no_task_and
     monkeypatch.syspath_prepend(tmp_path)
     import own_large
 
-    with LocalGPUCluster(**CPU, jobs=1) as cluster, Client(cluster) as client:
+    with LocalGPUCluster(**CPU, jobs=1, worker_restarts=0) as cluster, Client(cluster) as client:
         cluster.upload_package(tmp_path / "own_large")
         place = {"local_directory": str(disk), "resources": {"later": 1}}
         reason = rf"cannot unpack the uploaded package own-large: {disk}/.* cannot be written: No space left on device"
@@ -68,6 +69,8 @@ def test_a_later_worker_that_cannot_unpack_an_uploaded_package_takes_no_task_and
             cluster.add_worker_group("later", jobs=1, gpus_per_node=0, **place)
             wanted = client.submit(own_large.one, resources={"later": 1}, pure=False)
         assert not wanted.done()
+        with pytest.raises(ClusterError, match=reason):
+            cluster.wait_for_workers()
         assert client.submit(own_large.one).result() == 1
 
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,15 @@ async def test_a_package_whose_name_begins_alike_stays(tmp_path: Path) -> None:
     assert importlib.import_module("own_names") is longer and importlib.import_module("own_name").VERSION == 2
 
 
+async def test_what_was_unpacked_before_an_error_is_removed(tmp_path: Path) -> None:
+    """Else the rest of a package keeps a disk full."""
+    whole = packed(tmp_path / "first", 1, "own_rest/__init__.py", "own_rest/data.py")
+    spoiled = whole.archive.replace(b"own_rest/data.py", b"own_rest/else.py", 1)
+    with pytest.raises(zipfile.BadZipFile):
+        await install(replace(whole, archive=spoiled), str(tmp_path))
+    assert not [*tmp_path.glob("package-*")]
+
+
 async def test_a_worker_that_cannot_unpack_a_package_goes_on_if_it_runs_and_ends_with_its_nanny_if_it_starts(
     tmp_path: Path,
 ) -> None:
@@ -75,7 +85,7 @@ async def test_a_worker_that_cannot_unpack_a_package_goes_on_if_it_runs_and_ends
     broken = UploadedPackage(Package(name="own_broken", modules=("own_broken",), archive=b"no zip file"))
     options = {"preload": str(preload), "nthreads": 1, "dashboard": False, "death_timeout": 60}
     async with (
-        Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
+        Scheduler(host="127.0.0.1", port=0, dashboard_address="127.0.0.1:0") as scheduler,
         Nanny(scheduler.address, **options) as nanny,
         Client(scheduler.address, asynchronous=True) as client,
     ):
