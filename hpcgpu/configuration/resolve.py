@@ -206,11 +206,18 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
             "protocol='tcp'"
         )
     if group.gpus_per_node and bool(group.enable_cudf_spill) is not bool(base.worker.enable_cudf_spill):
-        raise OptionError(
-            f"{where}enable_cudf_spill={group.enable_cudf_spill}, but {base.worker.enable_cudf_spill} for the workers "
-            "that the cluster was started with: workers that spill by cuDF cannot exchange tables with others. Start "
-            "the cluster with the same value"
-        )
+        if base.worker.gpus_per_node:
+            raise OptionError(
+                f"{where}enable_cudf_spill={group.enable_cudf_spill}, but {base.worker.enable_cudf_spill} for the "
+                "workers that the cluster was started with: workers that spill by cuDF cannot exchange tables with "
+                "others. Start the cluster with the same value"
+            )
+        if base.scheduler is not None and not without_gpu:
+            raise OptionError(
+                f"{where}enable_cudf_spill works only if the scheduler spills by cuDF too, and it learns that from the "
+                "workers that the cluster is started with. Start the cluster with GPU workers, and add those without "
+                "a GPU as a group"
+            )
     _check_worker(group, classes, where)
     return group
 

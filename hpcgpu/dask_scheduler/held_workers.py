@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from distributed.comm import Comm
     from distributed.scheduler import Scheduler, WorkerState
 
+#: Seconds for which a worker is known to leave: a manager whose connection breaks cannot take it back.
+_LEAVES = 120.0
+
 
 class _Hold:
     """A set of workers that a program has requested.
@@ -61,13 +64,15 @@ class Holds:
 
     Attributes
     ----------
-    leaving : set of str
-        The names of workers whose job must end. Programs that hold such workers keep them; no other program gets one.
+    leaving : dict of str to float
+        The names of workers whose job must end, and the time until which that is sure: a manager that waits for the
+        programs that hold such workers repeats it. Other programs get none of them, unless a program holds workers of
+        the same job.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.leaving = set[str]()
+        self.leaving = dict[str, float]()
         self._holds: list[_Hold] = []
         self._addresses: frozenset[str] = frozenset()
 
@@ -85,14 +90,15 @@ class Holds:
 
     def leave(self, names: Iterable[str]) -> list[str]:
         """Record workers whose job must end; return the names of those that a program holds."""
-        wanted = set(names)
-        self.leaving &= {str(ws.name) for ws in self.scheduler.workers.values()}  # forget workers that have left
-        self.leaving |= wanted
+        wanted, now = set(names), time.monotonic()
+        self.leaving = {name: until for name, until in self.leaving.items() if until > now}
+        self.leaving |= dict.fromkeys(wanted, now + _LEAVES)
         return [str(ws.name) for ws in self.scheduler.workers.values() if self.held(ws) and str(ws.name) in wanted]
 
     def stay(self, names: Iterable[str]) -> None:
         """Record that the jobs of these workers need not end after all."""
-        self.leaving.difference_update(names)
+        for name in names:
+            self.leaving.pop(name, None)
         self.assign()
 
     async def hold(
@@ -151,16 +157,19 @@ class Holds:
         """Give free workers to the programs that wait, in the order of their requests.
 
         A request of many workers would wait for ever if later ones took the workers that become free. A program that
-        holds other workers waits for no earlier request: that one may wait for these. For the same reason only such a
-        program gets workers whose job must end. Nothing is reserved for a request of more workers than there are now,
-        because they may never come.
+        holds other workers waits for no earlier request: that one may wait for these. For the same reason such a
+        program gets workers whose job must end, if that job waits for a program anyway. Nothing is reserved for a
+        request of more workers than there are now, because they may never come.
         """
-        staying = {ws for ws in self.scheduler.running if str(ws.name) not in self.leaving}
+        now = time.monotonic()
+        staying = {ws for ws in self.scheduler.running if self.leaving.get(str(ws.name), 0.0) < now}
+        waited_for = {_place(ws)[0] for ws in self.scheduler.running if self.held(ws)}
+        inner = staying | {ws for ws in self.scheduler.running if _place(ws)[0] in waited_for}
         free, reserved = {ws for ws in self.scheduler.running if not self.held(ws)}, set[Any]()
         for hold in sorted(self._holds, key=lambda hold: not hold.nested):
             if hold.members:
                 continue
-            may_have = free if hold.nested else free & staying
+            may_have = free & (inner if hold.nested else staying)
             fitting = [ws for ws in may_have if _fits(ws, hold.size["resources"])]
             left = [ws for ws in fitting if hold.nested or ws not in reserved]
             if len(left) >= hold.size["workers"]:

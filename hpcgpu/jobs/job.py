@@ -23,6 +23,8 @@ _LOG_TAIL, _LOG_LENGTH, _LOG_READ = 20, 8000, 2**20
 #: What Slurm without cgroups (seen on 22.05.8, where the state
 #: is FAILED), and the kernel's killer, write into a job's log.
 _MEMORY_KILL = re.compile(r"exceeded (job )?memory limit|oom[-_ ]kill|out[- ]of[- ]memory handler", re.IGNORECASE)
+#: Why a job that must end still runs.
+HELD = "it ends when a program that holds its workers lets them go"
 #: What `hpcgpu.runtime.stage` writes if it unpacks an environment into memory.
 _IN_MEMORY = re.compile(r"hpcgpu: unpacking .* into (\S+), which is memory")
 #: What our own extension of the scheduler writes when something is wrong.
@@ -285,7 +287,8 @@ class Job:
         elif state is JobState.PENDING and (self.view is None or not self.view.polled):
             reason = "the queue has not reported it yet"
         elif state is JobState.RUNNING and not status.suspended:
-            reason = self.shortage(now=now) or self.idleness(now=now)
+            held = isinstance(self.phase, Draining) and self.phase.held
+            reason = HELD if held else self.shortage(now=now) or self.idleness(now=now)
         elif cancel_of_ours(state, decided=self._cancelled_by_us):
             state, reason = JobState.CANCELLED, OWN_CANCEL
         else:

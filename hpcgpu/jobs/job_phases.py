@@ -130,6 +130,8 @@ class Draining:
         Whether this program has begun to drain it. False if an earlier manager left it in this phase.
     loses : bool
         Whether the job ends when its work has finished, even if its data does not fit elsewhere and is lost.
+    held : bool
+        Whether its drain waits for a program that holds its workers.
     retired : set of str
         Addresses of its workers that were requested to take no more tasks.
     cancelled_at : float or None
@@ -140,6 +142,7 @@ class Draining:
     why: Drain
     begun: bool = True
     loses: bool = False
+    held: bool = False
     retired: set[str] = field(default_factory=set)
     cancelled_at: float | None = None
 

@@ -103,13 +103,14 @@ class Drainer:
         submits = [job.submit_task for job in jobs if job.submit_task is not None]
         await asyncio.gather(*submits, return_exceptions=True)
         jobs = [job for job in jobs if job.job_id is not None]
-        if held := await self._held(jobs, why):
-            state.spawn(self._drain_later(held, why, deadline))
-            jobs = [job for job in jobs if job not in held]
         names = listed((job.name for job in jobs), ", ")
         try:
-            await self._cancel_or_finish(jobs, why, deadline)
-            self._accepted(jobs)
+            if held := await self._held(jobs, why):
+                state.spawn(self._drain_later(held, why, deadline))
+                jobs = [job for job in jobs if job not in held]
+            if jobs:
+                await self._cancel_or_finish(jobs, why, deadline)
+                self._accepted(jobs)
         except Superseded as error:
             self.stay(jobs)
             state.supersede(str(error))
@@ -127,7 +128,7 @@ class Drainer:
         """
         client, by_worker = self.state.client, dict[str, WorkerJob]()
         for job in jobs:
-            if job.workers and not job.pending and why is not Drain.BUDGET and not self._cannot_wait(job):
+            if not job.pending and why is not Drain.BUDGET and not self._cannot_wait(job):
                 by_worker |= dict.fromkeys(worker_names.workers_of(job.name, job.group.options), job)
         if client is None or not by_worker:
             return []
@@ -135,6 +136,9 @@ class Drainer:
             held = {by_worker[name] for name in await client.will_leave(by_worker)}
         except OSError:  # the network, or a busy scheduler: perhaps a program holds them
             held = set(by_worker.values())
+        for job in jobs:
+            if isinstance(job.phase, Draining):
+                job.phase.held = job in held
         return [job for job in jobs if job in held]
 
     def _cannot_wait(self, job: WorkerJob) -> bool:
@@ -273,6 +277,8 @@ class Drainer:
 
     async def _cancel(self, jobs: list[WorkerJob]) -> None:
         state = self.state
+        if not jobs:  # the queue need not be polled
+            return
         for job in jobs:
             job.cancelling()
         await state.dispatcher.cancel([job.job_id for job in jobs if job.job_id])
@@ -422,7 +428,10 @@ async def close_finished(
 async def _resume(client: SchedulerClient, jobs: Collection[WorkerJob]) -> None:
     for job in jobs:
         _retired(job).clear()
-    if names := _names([job for job in jobs if not _refuses(job)]):
+    staying = [job for job in jobs if not _refuses(job)]
+    # also the workers that are away: a nanny may be starting one again
+    names = [name for job in staying for name in worker_names.workers_of(job.name, job.group.options)]
+    if names:
         await client.resume(names)
 
 

@@ -36,7 +36,7 @@ from hpcgpu.manager.periodic_tasks import Periodic
 from hpcgpu.manager.program_exit import cancel_at_exit, keep_at_exit
 from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.scheduler_client import SchedulerClient, Workers
-from hpcgpu.manager.wait_for_workers import HoldWait, what_jobs_wait_for
+from hpcgpu.manager.wait_for_workers import HoldWait, what_drains_wait_for, what_jobs_wait_for
 from hpcgpu.options.shared_options_and_defaults import Options, WorkerOptions
 from hpcgpu.runtime.scheduler_connection import no_answer, unreachable
 from hpcgpu.scaling.wanted_state import Close, Command, Detach
@@ -192,9 +192,7 @@ class Manager:
         state = self.state
         with Progress(self.options.cluster.quiet) as progress:
             while tasks := [task for task in state.tasks if not task.done()]:
-                names = ", ".join(job.name for job in state.registry.draining)
-                what = f"{names} to finish running tasks and to move data" if names else "the queue"
-                progress.update(f"cluster {state.name}: waiting for {what}")
+                progress.update(f"cluster {state.name}: waiting for {what_drains_wait_for(state.registry.draining)}")
                 await asyncio.wait(tasks, timeout=0.5)
         if not state.phase.closing:
             await state.poll()  # `jobs` now shows the result

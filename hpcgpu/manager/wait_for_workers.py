@@ -16,6 +16,7 @@ from hpcgpu.display.progress import Progress, waiting_for
 from hpcgpu.errors import BatchError, ClusterError
 from hpcgpu.existing_clusters.query_jobs import ended_by_itself
 from hpcgpu.jobs.job import Job
+from hpcgpu.jobs.job_phases import Draining
 from hpcgpu.jobs.worker_group import WorkerGroup
 from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_state import ClusterState
@@ -31,6 +32,15 @@ def what_jobs_wait_for(state: ClusterState, jobs: Iterable[Job]) -> str:
     text = waiting_for(job.info(now=state.now) for job in jobs)
     problem = state.dispatcher.monitor.error
     return f"{text} (the queue does not answer: {problem})" if problem else text
+
+
+def what_drains_wait_for(jobs: Collection[WorkerJob]) -> str:
+    """Describe what these jobs, which must end, wait for."""
+    held = ", ".join(job.name for job in jobs if isinstance(job.phase, Draining) and job.phase.held)
+    if held:
+        return f"a program that holds workers of {held}"
+    names = ", ".join(job.name for job in jobs)
+    return f"{names} to finish running tasks and to move data" if names else "the queue"
 
 
 def wanted_workers(state: ClusterState) -> int:
@@ -61,6 +71,7 @@ async def wait_for_workers(
     with Progress(quiet) as progress:
         while True:
             state.changed.clear()
+            state.check()
             _check_usable(state, n_workers)
             wanted = wanted_workers(state) if n_workers is None else n_workers
             there = len(state.known_workers)
@@ -127,7 +138,8 @@ class HoldWait:
 
 def _check_usable(state: ClusterState, n_workers: int | None) -> None:
     """Raise `ClusterError` if the cluster has ended, or if this program cannot wait for workers of another manager."""
-    state.check()
+    if state.phase.lost:
+        raise ClusterError(state.phase.lost)
     if state.phase.closing:
         raise ClusterError(state.phase.not_ours or f"cluster {state.name} is closed")
     directory = state.dispatcher.directory

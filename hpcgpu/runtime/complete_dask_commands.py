@@ -93,8 +93,8 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
             own_variables.set_missing(os.environ, {"DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT": "True"})
             if arguments.rmm_pool:  # the scheduler holds only data that passes through it
                 own_variables.set_missing(os.environ, {"DASK_DISTRIBUTED_UCXX__RMM__POOL_SIZE": _SCHEDULER_POOL})
-    if arguments.cudf_spill:
-        own_variables.set_missing(os.environ, {"CUDF_SPILL": "on"})
+    if arguments.gpus:  # dask-cuda sets it on the workers, whatever their environment says (`dask_cuda.plugins`)
+        os.environ["CUDF_SPILL"] = "on" if arguments.cudf_spill else "off"
     stream = directory.stream
     workers = "ucx" if chosen.protocol == "ucx" else stream
     command = [*arguments.command, "--protocol", f"{workers},{stream}"]

@@ -11,7 +11,9 @@ import pytest
 from distributed import Scheduler, Worker
 from distributed.core import connect
 
+from hpcgpu.dask_scheduler import held_workers
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
+from hpcgpu.runtime.job_identity import JOB
 
 KIND = {"GPU": 1.0}
 
@@ -37,8 +39,8 @@ class Request:
 
 
 @asynccontextmanager
-async def cluster(workers: int) -> AsyncIterator[tuple[Extension, Any]]:
-    """A scheduler with hpcgpu's extension, and what makes a request."""
+async def cluster(workers: int, jobs: str = "") -> AsyncIterator[tuple[Extension, Any]]:
+    """A scheduler with hpcgpu's extension, and what makes a request. Each letter of `jobs` is the job of a worker."""
     async with (
         Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
         AsyncExitStack() as ends,
@@ -46,6 +48,8 @@ async def cluster(workers: int) -> AsyncIterator[tuple[Extension, Any]]:
         extension = Extension(scheduler, None)
         for number in range(workers):
             worker = Worker(scheduler.address, nthreads=1, name=f"w{number}", resources=KIND, dashboard=False)
+            if jobs:
+                worker.startup_information[JOB] = lambda worker, job=jobs[number]: {"id": job, "name": job}
             await ends.enter_async_context(worker)
 
         async def request(n_workers: int, *, nested: bool = False) -> Request:
@@ -106,6 +110,28 @@ async def test_a_worker_whose_job_must_end_is_given_to_no_other_program_unless_t
         await later.waits(free=1, reserved=0)
         await extension.resume(["w1"])
         assert await later.held() == 2
+
+
+async def test_a_block_inside_a_block_gets_a_worker_whose_job_must_end_only_if_that_job_waits_for_a_program() -> None:
+    async with cluster(3, jobs="abb") as (extension, request):
+        holder = await request(1)
+        assert await holder.held() == 1
+        assert await extension.will_leave(["w0"]) == [], "job a drains; a program holds a worker of job b"
+        nested = await request(2, nested=True)
+        await nested.waits(free=1, reserved=0)
+        nested.comm.abort()
+        assert await extension.will_leave(["w1", "w2"]) == ["w1"]
+        other = await request(1, nested=True)
+        assert await other.held() == 1, "job b waits for the program in any case"
+
+
+async def test_a_worker_is_held_again_if_its_manager_could_not_take_its_drain_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held_workers, "_LEAVES", -1.0)
+    async with cluster(1) as (extension, request):
+        assert await extension.will_leave(["w0"]) == []
+        assert await (await request(1)).held() == 1
 
 
 async def test_a_program_that_waits_for_workers_counts_as_work() -> None:

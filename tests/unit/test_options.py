@@ -342,3 +342,8 @@ def test_all_groups_spill_by_cudf_or_none() -> None:
         resolve_group("big", {"enable_cudf_spill": False}, base)
     with pytest.raises(OptionError, match="enable_cudf_spill=True, but None"):
         resolve_group("big", {"enable_cudf_spill": True}, resolve("slurm", {}))
+    cpus = {"gpus_per_node": 0, "cores": 2}
+    spills = {"gpus_per_node": 1, "enable_cudf_spill": True}
+    assert resolve_group("big", spills, resolve("slurm", cpus)).enable_cudf_spill, "its scheduler holds no GPU objects"
+    with pytest.raises(OptionError, match="Start the cluster with GPU workers, and add those without a GPU as a group"):
+        resolve_group("big", spills, resolve("slurm", {**cpus, "scheduler": {"gpus_per_node": 1}}))

@@ -30,7 +30,7 @@ from hpcgpu.manager.cluster_phases import Kind, Ownership
 from hpcgpu.manager.periodic_tasks import Periodic
 from hpcgpu.manager.start_cluster import Starter
 from hpcgpu.manager.take_over import attach
-from hpcgpu.manager.wait_for_workers import wanted_workers
+from hpcgpu.manager.wait_for_workers import HoldWait, wanted_workers, what_drains_wait_for
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.decide_actions import Drain
@@ -553,9 +553,14 @@ async def test_workers_that_a_program_holds_are_waited_for_without_a_limit_until
     site.client.held = {"demo-0", "demo-1"}
     site.reconciler.order(Scale(DEFAULT, 1))
     began = site.now
+    await passes_until(site, lambda: site.now > began + 100)
+    site.state.poll_now.clear()
     await passes_until(site, lambda: site.now > began + 3000)
     [job] = [job for job in site.registry.worker_jobs if job.draining]
     assert job.workers and not site.warned and not site.client.retired, "its drain has not begun"
+    assert not site.state.poll_now.is_set(), "the queue is not polled for it"
+    assert job.info(now=site.now).reason == "it ends when a program that holds its workers lets them go"
+    assert what_drains_wait_for([job]) == f"a program that holds workers of {job.name}"
     end = site.now + 240
     site.says(job.name, JobState.RUNNING, start=site.now, end=end, node="n")
     await site.reconciler.observe_queue()
@@ -583,6 +588,26 @@ async def test_a_job_with_held_workers_ends_with_the_budget_though_its_drain_wai
     site.reconciler.decide()
     await site.settled()
     assert site.client.retired == {"demo-0", "demo-1"} and not site.registry.active
+
+
+async def test_a_job_that_stays_after_all_can_be_held_again_with_a_worker_that_is_away(tmp_path: Path) -> None:
+    site = Site(tmp_path, gpus=2)
+    await site.begin(2)
+    site.client.full = True
+    away = next(iter(site.job("demo-0").workers))
+    site.client.there.pop(away)
+    site.job("demo-0").workers.pop(away)
+    site.reconciler.drainer.drain(["demo-0"], Drain.UNWANTED)
+    await passes_until(site, lambda: site.job("demo-0").active)
+    assert {"demo-0-0", "demo-0-1"} <= set(site.client.resumed)
+    await site.settled()
+
+
+async def test_a_failure_that_passes_does_not_end_the_wait_for_workers_to_hold(site: Site) -> None:
+    site.state.report("could not cancel demo-7: the queue is busy. hpcgpu tries again")
+    assert await HoldWait(site.state, 1, {}, []).check() == ""
+    with pytest.raises(ClusterError, match="demo-7"):
+        site.state.check()
 
 
 async def test_a_job_that_is_not_held_drains_while_another_waits_for_its_program(site: Site) -> None:

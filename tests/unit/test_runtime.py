@@ -684,7 +684,9 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
     assert complete_dask_commands.os.environ["CUDF_SPILL"] == "on", (
         "it can rebuild what workers with cuDF's spilling send"
     )
-    assert "CUDF_SPILL" in complete_dask_commands.os.environ["HPCGPU_OWN_VARIABLES"], "workers have their own option"
+    arguments.cudf_spill = False
+    complete_dask_commands.scheduler_command(arguments, directory, OwnJob(job_id="17", name="demo-scheduler"))  # type: ignore[arg-type]
+    assert complete_dask_commands.os.environ["CUDF_SPILL"] == "off", "whatever the user's environment is"
 
 
 class Listening:
