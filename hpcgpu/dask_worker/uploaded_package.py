@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ class Package:
     archive: bytes = field(repr=False)
 
 
+#: Seconds in which the scheduler answers a worker that ends.
+_TIMEOUT = 10.0
 #: What the names of the plugins begin with.
 _PLUGIN = "hpcgpu-package-"
 
@@ -89,6 +92,9 @@ def require_packages(worker: Worker) -> None:
             why = cannot_be_written(worker.local_directory, error) if isinstance(error, OSError) else error
             package = name.removeprefix(_PLUGIN)
             logger.error("hpcgpu: worker %s cannot unpack the uploaded package %s: %s", worker.name, package, why)
+            with suppress(OSError, TimeoutError):  # an end that is expected is not charged to the tasks that it has got
+                end = {"stimulus_id": "hpcgpu-package", "expected": True, "close": False}
+                await asyncio.wait_for(worker.scheduler.unregister(address=worker.contact_address, **end), _TIMEOUT)
             if worker.nanny:  # else a nanny that runs would start it again and again; one that starts answers nothing
                 async with worker.rpc(worker.nanny) as nanny:
                     await nanny.close_gracefully(reason="hpcgpu-package", reply=False)

@@ -92,9 +92,12 @@ async def test_a_worker_that_cannot_unpack_a_package_goes_on_if_it_runs_and_ends
         with pytest.raises(zipfile.BadZipFile):
             await client.register_plugin(broken, name=plugin_name("own_broken"))
         assert await client.submit(sum, [1, 2]) == 3
-        with pytest.raises(RuntimeError, match="Nanny failed to start"):
-            await Nanny(scheduler.address, **options)
+        task = client.submit(sum, [3, 4], resources={"X": 1})
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="Nanny failed to start"):
+                await Nanny(scheduler.address, resources={"X": 1}, **options)
         assert len(scheduler.workers) == 1
+        assert scheduler.tasks[task.key].suspicious == 0, "the task had nothing to do with it"
         os.kill(nanny.pid, signal.SIGKILL)
         await nanny.finished()
         assert not scheduler.workers
