@@ -118,6 +118,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self.scheduler = scheduler
         self.lease = ManagerLease(scheduler, lease, released)
         self.manager_process: ManagerProcess | None = None
+        self.dashboard: asyncio.Task[None] | None = None
         self.requests = Requests()
         self._stream = WorkerStream()
         #: The workers by address, including those whose removal is not recorded yet.

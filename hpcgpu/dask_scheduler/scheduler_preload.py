@@ -5,6 +5,7 @@ It adds our extension, publishes the addresses in the cluster directory, and rem
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from distributed.comm.utils import get_tcp_server_address
 
-from hpcgpu.dask_scheduler import gpu_dashboard_page
+from hpcgpu.dask_scheduler.add_dashboard import add_dashboard
 from hpcgpu.dask_scheduler.scheduler_extension import install
 from hpcgpu.dask_scheduler.start_manager import ManagerProcess
 from hpcgpu.errors import LaunchError
@@ -78,10 +79,7 @@ async def dask_setup(scheduler: Scheduler) -> None:
     extension.manager_process = ManagerProcess(directory, environ["HPCGPU_SCHEDULER_JOB"])
     extension.usage.keep(directory, job_identity())
     publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], **json.loads(environ["HPCGPU_FABRIC"]))
-    try:
-        gpu_dashboard_page.add(scheduler, extension.usage.gpus, directory.path.name)
-    except Exception as error:  # an unknown release of Dask or Bokeh: the cluster works without the page
-        print(f"hpcgpu: the dashboard has no page /hpcgpu: {error!r}", file=sys.stderr, flush=True)
+    extension.dashboard = asyncio.create_task(add_dashboard(scheduler, extension.usage.gpus, directory.path.name))
     if directory.wanted().unattended:  # after the contact: later requests find the contact, and go to the scheduler
         if problem := await extension.manager_process.start():
             print(f"hpcgpu: adaptive scaling is off: {problem}", file=sys.stderr, flush=True)

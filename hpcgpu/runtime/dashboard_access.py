@@ -13,6 +13,7 @@ answer from the cluster's new scheduler and pass it on as its own.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -20,9 +21,10 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode
@@ -112,10 +114,21 @@ class Guard(Router):
         # the value is not the token.
         self.cookie = f"hpcgpu-{self._digest('name')[:16]}"
         self.value = self._digest("value").encode()
+        self._complete = asyncio.Event()
+        self._complete.set()
 
     def is_proxy_of(self, is_worker: Callable[[str, str], bool]) -> None:
         """Let this server be a proxy of the dashboards at the hosts and ports of workers, and of no other server."""
         self._is_worker = is_worker
+
+    @contextmanager
+    def incomplete(self) -> Iterator[None]:
+        """Let requests that have the token wait within this context: the application has not all its handlers yet."""
+        self._complete.clear()
+        try:
+            yield
+        finally:
+            self._complete.set()
 
     def _digest(self, what: str) -> str:
         return hmac.new(self.token, f"hpcgpu dashboard cookie {what}".encode(), hashlib.sha256).hexdigest()
@@ -143,7 +156,8 @@ class Guard(Router):
         elif _MARKUP.search(unquote(request.path)) or not self._is_worker(unquote(there[2]), there[1]):
             return _Answer(request, 400, "Bad Request", {"Cache-Control": "no-store"}, "No worker has this address.\n")
         _confine(request)
-        return self.application.find_handler(request, **kwargs)
+        find_handler = partial(self.application.find_handler, request, **kwargs)
+        return find_handler() if self._complete.is_set() else _Waiting(self._complete, find_handler)
 
     def _shown(self, request: HTTPServerRequest) -> HTTPMessageDelegate | None:
         """Return our own answer to a browser: the page around each page of Dask, or its script."""
@@ -218,6 +232,31 @@ class _Answer(HTTPMessageDelegate):
             self.start_line, HTTPHeaders(self.headers), self.text if self.request.method != "HEAD" else None
         )
         connection.finish()
+
+
+class _Waiting(HTTPMessageDelegate):
+    """Passes a request on to its handler, which may not exist yet."""
+
+    def __init__(self, complete: asyncio.Event, find_handler: Callable[[], HTTPMessageDelegate | None]) -> None:
+        self._complete, self._find_handler = complete, find_handler
+        self._handler: HTTPMessageDelegate | None = None
+
+    async def headers_received(self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders) -> None:
+        await self._complete.wait()
+        self._handler = self._find_handler()
+        if self._handler is not None and (received := self._handler.headers_received(start_line, headers)) is not None:
+            await received
+
+    def data_received(self, chunk: bytes) -> Awaitable[None] | None:
+        return self._handler.data_received(chunk) if self._handler is not None else None
+
+    def finish(self) -> None:
+        if self._handler is not None:
+            self._handler.finish()
+
+    def on_connection_close(self) -> None:
+        if self._handler is not None:
+            self._handler.on_connection_close()
 
 
 def _confine(request: HTTPServerRequest) -> None:

@@ -155,11 +155,10 @@ def configure(directory: ClusterDirectory) -> None:
 
 
 def guard_dashboard() -> None:
-    """Let the dashboard of this scheduler require its token, and show text as text."""
+    """Let the dashboard of this scheduler require its token."""
     from hpcgpu.runtime import dashboard_access  # imports Dask
 
     dashboard_access.guard_servers_of_this_process()
-    dashboard_access.escape_text()
 
 
 def job_arguments(parser: argparse.ArgumentParser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import signal
 import socket
@@ -10,9 +11,12 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from distributed import Client
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
@@ -83,3 +87,23 @@ def test_a_port_that_another_program_has_is_said(cluster: LocalGPUCluster) -> No
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = hpcgpu("dashboard", "demo", "--forward", "--port", str(taken.getsockname()[1]))
     assert done.returncode == 1 and "address already in use" in done.stderr.lower()
+
+
+def test_workers_connect_before_the_scheduler_has_imported_its_dashboard_for_which_requests_wait(
+    queue: LocalQueue, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "imported")
+    (tmp_path / "modules" / "bokeh").mkdir(parents=True)
+    slow = f"open({str(tmp_path / 'imported')!r}).close(); raise ImportError"
+    (tmp_path / "modules" / "bokeh" / "__init__.py").write_text(slow)
+    options = CPU | {
+        "scheduler": {"gpus_per_node": 0, "job_script_prologue": [f"export PYTHONPATH={tmp_path}/modules"]}
+    }
+    with LocalGPUCluster(jobs=1, **options) as cluster, Client(cluster) as client, ThreadPoolExecutor() as pool:
+        assert client.submit(sum, [1, 2]).result(timeout=250) == 3
+        opens = pool.submit(opened, cluster.dashboard_link_with_token())
+        assert client.submit(sum, [3, 4]).result(timeout=250) == 7
+        assert not opens.done()
+        (tmp_path / "imported").write_text("")
+        status, page = opens.result(timeout=250)
+        assert status == 200 and "for the dashboard" in page and "bokeh" in page

@@ -16,6 +16,6 @@ python=/opt/python/bin/python
 # addresses in $directory/contact.json, where workers and clients look for them.
 exec "$python" -P -m hpcgpu.runtime.launch scheduler local "$directory" \
     --gpus 1 --protocol auto --lease 600 -- \
-    "$python" -m distributed.cli.dask_scheduler --port 0,0 \
+    "$python" -m distributed.cli.dask_scheduler --port 0,0 --no-dashboard \
         --idle-timeout 3600 \
         --preload hpcgpu.dask_scheduler.scheduler_preload
