@@ -115,7 +115,7 @@ def test_the_benchmarks_of_dask_cuda_run(cluster: LocalGPUCluster, name: str, me
     address = json.loads(hpcgpu("status", cluster.name, "--json").stdout)["scheduler"]
     own = os.environ | {"DASK_DISTRIBUTED__CLIENT__SECURITY_LOADER": "hpcgpu.client.connect.security_for"}
     line = [sys.executable, "-m", f"dask_cuda.benchmarks.{name}", "--scheduler-address", address, "--runs", "3"]
-    done = subprocess.run([*line, *size], capture_output=True, text=True, timeout=300, env=own)
+    done = subprocess.run([*line, *size], capture_output=True, text=True, timeout=120, env=own)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"Number of workers +\| 2\n", done.stdout), done.stdout
     for what in ("Data processed", "Throughput", "Bandwidth"):

@@ -34,6 +34,10 @@ def cluster(shared_queue: LocalQueue) -> Iterator[LocalGPUCluster]:
 
 @pytest.fixture
 def names(cluster: LocalGPUCluster, tmp_path: Path) -> dict[str, Any]:
+    return needed(cluster, tmp_path)
+
+
+def needed(cluster: LocalGPUCluster, tmp_path: Path) -> dict[str, Any]:
     """What the examples use and do not define."""
     import dask.array
     import pandas
@@ -56,10 +60,10 @@ def names(cluster: LocalGPUCluster, tmp_path: Path) -> dict[str, Any]:
     }
 
 
-def run(library: str, names: dict[str, Any]) -> dict[str, Any]:
+def run(library: str, names: dict[str, Any], jobs: int = 1) -> dict[str, Any]:
     """Run an example with as many workers as there are; return its names."""
     pytest.importorskip(library)
-    workers = names["cluster"].options.worker.workers_per_job
+    workers = jobs * names["cluster"].options.worker.workers_per_job
     exec(EXAMPLES[library].replace("hold(8)", f"hold({workers})"), names)
     return names
 
