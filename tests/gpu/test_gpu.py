@@ -116,6 +116,8 @@ def test_the_benchmarks_of_dask_cuda_run(cluster: LocalGPUCluster, name: str, me
     own = os.environ | {"DASK_DISTRIBUTED__CLIENT__SECURITY_LOADER": "hpcgpu.client.connect.security_for"}
     line = [sys.executable, "-m", f"dask_cuda.benchmarks.{name}", "--scheduler-address", address, "--runs", "3"]
     done = subprocess.run([*line, *size], capture_output=True, text=True, timeout=120, env=own)
+    if "Setting a MultiIndex dtype" in done.stderr:
+        pytest.xfail("DataFrame.memory_usage of cuDF 26.10.2 fails with pandas 3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"Number of workers +\| 2\n", done.stdout), done.stdout
     for what in ("Data processed", "Throughput", "Bandwidth"):
