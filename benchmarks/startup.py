@@ -7,6 +7,8 @@ its own (tests/slurm/bed.py, as root), which schedules as Slurm does by default.
 second, with ``--workers 8`` jobs have eight workers. With ``--slow 2`` the jobs have their Python environment on a
 filesystem that takes 2 ms for each lookup (slowfs.c, which needs gcc and libfuse3-dev).
 
+The line "Slurm alone" is the bound: jobs that only write a file, submitted as hpcgpu submits its jobs.
+
 CPU seconds and memory (PSS, in which shared pages count in parts) are those of all processes of the jobs when all
 workers are connected, for each worker: hpcgpu's scheduler job is in them. The scheduler of dask-jobqueue is in this
 process, and so is its CPU time.
@@ -30,6 +32,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dependency import CHANGE
 from worker_start import cpu_and_memory, processes
 
 ROOT = Path(__file__).parents[1]
@@ -110,6 +113,31 @@ def measure(make: Callable[[int], Any], jobs: int, workers: int, log: Path) -> R
     return Run(first or every, every, time.process_time() - cpu, job_cpu, memory, len(log.read_text().splitlines()))
 
 
+def slurm_alone(place: Path, jobs: int) -> Run:
+    """Start jobs that only write a file, as hpcgpu submits its jobs: no program can be faster on this Slurm."""
+
+    def submit(name: str, command: str, *arguments: str) -> str:
+        script = place / f"{name}.sh"
+        script.write_text(f"#!/bin/bash\ntouch {place}/{name}.begun\n{command}\nsleep 100\n")
+        argv = ["sbatch", "--parsable", f"--output={place}/alone.log", "--mem=100", *arguments, str(script)]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+    started = time.monotonic()
+    scheduler = submit("alone-scheduler", CHANGE, "--partition=shared", "--gres=gpu:1")
+    names = [f"alone-{number}" for number in range(jobs)]
+    ids = [submit(name, "", "--partition=gpu", "--gres=gpu:4", f"--dependency=after:{scheduler}") for name in names]
+    begun: dict[Path, float] = {}
+    while len(begun) < jobs:
+        for path in (place / f"{name}.begun" for name in names):
+            if path not in begun and path.exists():
+                begun[path] = time.monotonic() - started
+        time.sleep(0.02)
+    subprocess.run(["scancel", scheduler, *ids], check=True)
+    for path in begun:
+        path.unlink()
+    return Run(min(begun.values()), max(begun.values()), math.nan, math.nan, math.nan, 0)
+
+
 def ours(workers: int, python: str, jobs: int) -> Any:
     from hpcgpu import SlurmGPUCluster
 
@@ -148,16 +176,20 @@ def theirs(workers: int, python: str, place: Path, jobs: int, **more: Any) -> An
 
 
 def compare(sides: dict[str, Callable[[int], Any]], jobs: int, workers: int, repeat: int, bed: Any, log: Path) -> None:
-    """Measure both with so many jobs, by turns; print the medians and their ratio."""
-    runs: dict[str, list[Run]] = {name: [] for name in sides}
+    """Measure both with so many jobs, and Slurm alone, by turns; print the medians and the ratio of both."""
+    runs: dict[str, list[Run]] = {name: [] for name in (*sides, "Slurm alone")}
     for _ in range(repeat):
         for name, make in sides.items():
             runs[name].append(measure(make, jobs, workers, log))
             bed.wait_empty()
-    medians = [[statistics.median(getattr(run, f.name) for run in runs[name]) for f in fields(Run)] for name in sides]
-    for name, row in zip(sides, medians, strict=True):
+        runs["Slurm alone"].append(slurm_alone(log.parent, jobs))
+        bed.wait_empty()
+    medians = {
+        name: [statistics.median(getattr(run, f.name) for run in runs[name]) for f in fields(Run)] for name in runs
+    }
+    for name, row in medians.items():
         print(line(jobs, name, row, COLUMNS.values()))
-    ratios = [a / b for a, b in zip(*medians, strict=True)]
+    ratios = [a / b for a, b in zip(*(medians[name] for name in sides), strict=True)]
     print(line(jobs, "ratio", ratios, [f"{column.partition('.')[0]}.2f" for column in COLUMNS.values()]), flush=True)
 
 

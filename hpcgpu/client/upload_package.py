@@ -43,6 +43,9 @@ def upload_package(client: Client, path: str | Path) -> list[str] | Awaitable[li
         Nothing was uploaded.
     NotTrusted
         Other users can change the directory or wheel.
+    OSError
+        A worker cannot unpack it, because its disk is full for example. It runs on without the package; all other
+        workers have it, and later ones get it.
     """
     answer: Any = client.sync(upload, client, path)
     return answer  # type: ignore[no-any-return]

@@ -17,7 +17,7 @@ import sys
 
 from hpcgpu.batch import batch_system
 from hpcgpu.errors import BatchError
-from hpcgpu.posix import own_variables
+from hpcgpu.posix import variables_of_this_process
 from hpcgpu.runtime import stage
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -64,7 +64,7 @@ class ManagerProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=own_variables.without(os.environ),  # its jobs run elsewhere
+                env=variables_of_this_process.without(os.environ),  # its jobs run elsewhere
                 pass_fds=stage.lock(),  # the same environment: it cancels jobs after the scheduler was killed
             )
         self.problem = ""

@@ -17,7 +17,7 @@ from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.cuda_visible_devices import VARIABLE
 from hpcgpu.errors import LaunchError
 from hpcgpu.fabric import collectives_interface, interface_addresses, protocol_and_interface, ucx_authentication
-from hpcgpu.posix import own_variables
+from hpcgpu.posix import variables_of_this_process
 from hpcgpu.runtime import cpu_affinity, preemption
 from hpcgpu.runtime.before_walltime import Retirement
 from hpcgpu.runtime.scheduler_connection import wait_for_scheduler
@@ -70,7 +70,7 @@ def worker_command(
         ucx_authentication.install()  # for the nannies, which run in this process
         set_ucx_defaults()
     host = contact.workers.split("://", 1)[1].rpartition(":")[0].strip("[]")
-    own_variables.set_missing(os.environ, collectives_interface.variables(os.environ, interface, host))
+    variables_of_this_process.set_missing(os.environ, collectives_interface.variables(os.environ, interface, host))
     if interface:
         command += ["--interface", interface]
     elif contact.workers.startswith("authenticated"):  # Dask itself does this for tcp and tls
@@ -90,9 +90,9 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
         ucx_authentication.install()
         set_ucx_defaults()
         if arguments.gpus:
-            own_variables.set_missing(os.environ, {"DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT": "True"})
+            variables_of_this_process.set_missing(os.environ, {"DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT": "True"})
             if arguments.rmm_pool:  # the scheduler holds only data that passes through it
-                own_variables.set_missing(os.environ, {"DASK_DISTRIBUTED_UCXX__RMM__POOL_SIZE": _SCHEDULER_POOL})
+                variables_of_this_process.set_missing(os.environ, {"DASK_DISTRIBUTED_UCXX__RMM__POOL_SIZE": _SCHEDULER_POOL})
     if arguments.gpus:  # dask-cuda sets it on the workers, whatever their environment says (`dask_cuda.plugins`)
         os.environ["CUDF_SPILL"] = "on" if arguments.cudf_spill else "off"
     stream = directory.stream
@@ -104,7 +104,7 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     if outer:
         command += ["--interface", f"{inner},{outer}"]
     # Libraries such as RAFT let the workers meet at a port that NCCL opens here.
-    own_variables.set_missing(os.environ, collectives_interface.variables(os.environ, inner, ""))
+    variables_of_this_process.set_missing(os.environ, collectives_interface.variables(os.environ, inner, ""))
     if "--dashboard-address" not in command:  # only where clients and their proxies reach the scheduler
         command += ["--dashboard-address", f"{node.addresses.get(outer or '', '127.0.0.1')}:0"]
     os.environ["HPCGPU_SCHEDULER_JOB"] = own.job_id

@@ -1,4 +1,7 @@
-"""The widget that anywidget shows in a notebook. Needs the extra ``jupyter``."""
+"""The widget that anywidget shows in a notebook. Needs the extra ``jupyter``.
+
+What it draws, with the texts of its buttons, is in ``static/panel.js``.
+"""
 
 from __future__ import annotations
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import Client
@@ -49,29 +51,48 @@ def test_the_message_says_that_the_disk_is_full(queue: LocalQueue, disk: Path) -
     assert f"the disk of {disk} is full, so its log may lack the reason. Log: {disk}/" in said
 
 
-@pytest.mark.filterwarnings("ignore::hpcgpu.errors.ClusterWarning")
-def test_a_later_worker_that_cannot_unpack_an_uploaded_package_takes_no_task_and_the_user_gets_the_reason(
-    queue: LocalQueue, disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A package of 3 MB."""
     (tmp_path / "own_large").mkdir()
     (tmp_path / "own_large" / "__init__.py").write_text("def one(): return 1")
     (tmp_path / "own_large" / "data").write_bytes(os.urandom(3 << 20))
     monkeypatch.syspath_prepend(tmp_path)
-    import own_large
+    return importlib.import_module("own_large")
 
+
+def test_an_upload_that_a_worker_cannot_unpack_raises_and_the_other_workers_have_the_package(
+    queue: LocalQueue, disk: Path, large: Any
+) -> None:
+    with LocalGPUCluster(**CPU, jobs=1) as cluster, Client(cluster) as client:
+        place = {"local_directory": str(disk), "resources": {"full": 1}}
+        cluster.add_worker_group("full", jobs=1, gpus_per_node=0, **place)
+        cluster.wait_for_workers()
+        with pytest.raises(OSError, match=rf"No space left on device.*{disk}"):
+            cluster.upload_package(Path(large.__file__).parent)
+        one_of_all = client.map(lambda _: 1, range(2), workers=[*cluster.scheduler_info["workers"]], pure=False)
+        assert client.gather(one_of_all) == [1, 1] and len(cluster.scheduler_info["workers"]) == 2
+        other = [w for w, about in cluster.scheduler_info["workers"].items() if "full" not in about["resources"]]
+        assert client.submit(large.one, workers=other).result() == 1
+
+
+@pytest.mark.filterwarnings("ignore::hpcgpu.errors.ClusterWarning")
+def test_a_later_worker_that_cannot_unpack_an_uploaded_package_takes_no_task_and_the_user_gets_the_reason(
+    queue: LocalQueue, disk: Path, large: Any
+) -> None:
     with LocalGPUCluster(**CPU, jobs=1, worker_restarts=0) as cluster, Client(cluster) as client:
-        cluster.upload_package(tmp_path / "own_large")
+        cluster.upload_package(Path(large.__file__).parent)
         place = {"local_directory": str(disk), "resources": {"later": 1}}
         reason = rf"cannot unpack the uploaded package own-large: {disk}/.* cannot be written: No space left on device"
         with told(
             rf"worker job \d+ \({cluster.name}-1\) failed: .*; worker {cluster.name}-1 {reason}. Make room there"
         ):
             cluster.add_worker_group("later", jobs=1, gpus_per_node=0, **place)
-            wanted = client.submit(own_large.one, resources={"later": 1}, pure=False)
+            wanted = client.submit(large.one, resources={"later": 1}, pure=False)
         assert not wanted.done()
         with pytest.raises(ClusterError, match=reason):
             cluster.wait_for_workers()
-        assert client.submit(own_large.one).result() == 1
+        assert client.submit(large.one).result() == 1
 
 
 def test_a_take_over_names_the_full_disk_and_does_not_blame_the_scheduler(queue: LocalQueue, disk: Path) -> None:

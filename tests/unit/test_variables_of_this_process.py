@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcgpu.posix.own_variables import set_missing, without
+from hpcgpu.posix.variables_of_this_process import set_missing, without
 
 
 def test_a_process_that_starts_jobs_on_other_nodes_passes_on_only_what_the_user_has_set() -> None:
