@@ -1,5 +1,7 @@
 """How long a job without work is kept, learned from earlier gaps between work. Pure functions.
 
+The job may run, or be pending in the queue. Which job is released then is in `hpcgpu.scaling.adaptive_policy`.
+
 A job that is kept through a gap costs its GPUs for that time. A job that is released costs a new start when work comes
 again, and the work takes longer. Which is cheaper depends on the length of the gaps. The gaps are recorded separately
 for a first job, for a second job, and so on: there may always be work for one job, but work for sixteen only once an
