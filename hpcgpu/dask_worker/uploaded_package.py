@@ -72,8 +72,19 @@ class UploadedPackage(WorkerPlugin):  # type: ignore[misc]
         self.package = package
 
     async def setup(self, worker: Worker) -> None:
-        """Unpack the package before the worker takes tasks."""
-        await install(self.package, worker.local_directory)
+        """Unpack the package before the worker takes tasks.
+
+        Raises
+        ------
+        OSError
+            It cannot be unpacked; its `strerror` is the whole message.
+        """
+        try:
+            await install(self.package, worker.local_directory)
+        except OSError as error:
+            why, package = cannot_be_written(worker.local_directory, error), self.package.name
+            words = f"worker {worker.name} cannot unpack the uploaded package {package}: {why}"
+            raise OSError(error.errno, words) from error
 
 
 def require_packages(worker: Worker) -> None:
@@ -89,9 +100,8 @@ def require_packages(worker: Worker) -> None:
         try:
             return await add(plugin=plugin, name=name, catch_errors=False)
         except Exception as error:
-            why = cannot_be_written(worker.local_directory, error) if isinstance(error, OSError) else error
-            package = name.removeprefix(_PLUGIN)
-            logger.error("hpcgpu: worker %s cannot unpack the uploaded package %s: %s", worker.name, package, why)
+            why = error.strerror if isinstance(error, OSError) else f"{name} on worker {worker.name}: {error!r}"
+            logger.error("hpcgpu: %s", why)
             with suppress(OSError, TimeoutError):  # an end that is expected is not charged to the tasks that it has got
                 end = {"stimulus_id": "hpcgpu-package", "expected": True, "close": False}
                 await asyncio.wait_for(worker.scheduler.unregister(address=worker.contact_address, **end), _TIMEOUT)
