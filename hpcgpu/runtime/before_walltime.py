@@ -1,7 +1,8 @@
 """Retires the workers of a job before its walltime ends, even if no manager does.
 
 Since 23.02, Slurm puts the end of the walltime into the environment. PBS and older Slurm releases do not. There the job
-queries the queue, but not at its start, when a thousand other jobs may do the same.
+queries the queue, but not at its start, when a thousand other jobs may do the same. Each job queries the queue again
+before its workers retire, because the walltime may have been extended.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ _AGAIN, _AGAIN_SELDOM = 5.0, 30.0
 _FINISHING_INTERVAL = 1.0
 #: Seconds over which the nodes of a warned job spread their queries of the queue.
 _SPREAD = 1.0
+#: Seconds before the workers retire, over which jobs that began together spread their last query of the queue.
+_LAST_QUERY = 120.0
 #: Seconds between two queries of a queue that has not answered for a long time.
 _QUERY_SELDOM = 1800.0
 
@@ -88,10 +91,34 @@ class Retirement:
         end = self.own.end if self.own.end is not None else self.query()
         if end is None:
             return
-        leaves = began + lifetime(end - began, self.margin)
+        while True:
+            leaves = began + lifetime(end - began, self.margin)
+            _sleep_until(leaves - random.random() * min(_LAST_QUERY, (leaves - began) / 2))
+            later = self._end_now(until=leaves)
+            if later is None or later < end + 1:
+                break
+            _log(f"the walltime of this job was extended by {later - end:.0f} s")
+            end = later
         _sleep_until(leaves)
         _log("the walltime of this job ends soon: its workers retire")
         asyncio.run(self.retire(end - LAST * (end - leaves)))
+
+    def _end_now(self, *, until: float) -> float | None:
+        """Return the end of this job as the queue reports it now; None if it does not answer until then.
+
+        An administrator may have extended the walltime, and Slurm extends it after a suspension.
+        """
+        answer: list[float | None] = [None]
+
+        def query() -> None:
+            with suppress(BatchError):
+                status = self.batch.poll([self.own.job_id]).get(self.own.job_id)
+                answer[0] = status.end if status is not None else None
+
+        thread = threading.Thread(target=query, name="hpcgpu-walltime-query", daemon=True)
+        thread.start()
+        thread.join(max(1.0, until - time.time()))
+        return answer[0]
 
     def warned(self) -> float | None:
         """Return the end of this job, epoch seconds, if the job continues after a signal; None if it ends now.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -68,13 +70,39 @@ def a_job(slurm: Slurm, **environment: str) -> Retirement:
     return Retirement(own=job, batch=slurm, directory=nowhere, contact=nowhere, names=["w"], walltime=2 * HOUR)
 
 
-def test_a_job_that_knows_its_end_asks_nobody(
+def test_a_job_that_knows_its_end_asks_the_queue_once_before_its_workers_leave(
     slurm: Slurm, site: Site, clock: Clock, retired: list[Retirement]
 ) -> None:
-    began = clock.now
+    began, asked = clock.now, list[float]()
+    poll = slurm.poll
+    slurm.poll = lambda ids: asked.append(clock.now - began) or poll(ids)  # type: ignore[method-assign, func-returns-value]
     a_job(slurm, SLURM_JOB_END_TIME=f"{began + HOUR:.0f}")._watch()
     assert len(retired) == 1 and clock.now == began + HOUR - 150, "half-way into the margin of 5 min"
-    assert site.calls("squeue") == []
+    assert len(asked) == 1 and HOUR - 270 <= asked[0] <= HOUR - 150
+
+
+def test_the_workers_of_a_job_whose_walltime_was_extended_stay_longer(
+    slurm: Slurm, site: Site, clock: Clock, retired: list[Retirement], capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = clock.now
+    site.job(5, "RUNNING", e=f"{began + 25 * HOUR:.0f}")
+    a_job(slurm, SLURM_JOB_END_TIME=f"{began + HOUR:.0f}")._watch()
+    assert len(retired) == 1 and clock.now == began + 25 * HOUR - 150
+    assert capsys.readouterr().err.count("the walltime of this job was extended by 86400 s") == 1
+
+
+def test_a_queue_that_hangs_then_does_not_delay_them(
+    slurm: Slurm, site: Site, clock: Clock, retired: list[Retirement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(slurm, "poll", lambda ids: answers.wait() and {})
+    monkeypatch.setattr(random, "random", lambda: 0.0)
+    began = clock.now
+    try:
+        a_job(slurm, SLURM_JOB_END_TIME=f"{began + HOUR:.0f}")._watch()
+    finally:
+        answers.set()
+    assert len(retired) == 1 and clock.now == began + HOUR - 150
 
 
 def test_what_runs_on_workers_that_retire_by_themselves_may_finish_but_its_results_have_time_to_move(
@@ -99,7 +127,7 @@ def test_a_job_that_does_not_asks_the_queue_once_and_long_after_its_start(
     poll = slurm.poll
     slurm.poll = lambda ids: asked.append(clock.now - began) or poll(ids)  # type: ignore[method-assign, func-returns-value]
     a_job(slurm)._watch()
-    assert len(asked) == len(site.calls("squeue")) == 1 and 30 <= asked[0] <= 120
+    assert len(asked) == len(site.calls("squeue")) == 2 and 30 <= asked[0] <= 120
     assert len(retired) == 1 and clock.now == began + HOUR - 150
 
 
