@@ -60,9 +60,12 @@ def worker_command(
         walltime=arguments.walltime,
         margin=arguments.walltime_margin,
     )
-    retirement.begin()
+    # if the scheduler is in the same job, no other job can take over the work: the workers stay until the end
+    alone = contact.job_id == own.job_id
+    if not alone:
+        retirement.begin()
     if own.warned:
-        preemption.listen(worker_program(arguments), retirement if contact.job_id != own.job_id else None)
+        preemption.listen(worker_program(arguments), None if alone else retirement)
     command = [*arguments.command, "--name", name, "--protocol", contact.workers.split("://", 1)[0]]
     command += ["--preload", "hpcgpu.dask_worker.worker_preload"]
     os.environ["HPCGPU_GPUS"] = str(arguments.gpus or 0)  # for the preload
@@ -92,7 +95,9 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
         if arguments.gpus:
             variables_of_this_process.set_missing(os.environ, {"DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT": "True"})
             if arguments.rmm_pool:  # the scheduler holds only data that passes through it
-                variables_of_this_process.set_missing(os.environ, {"DASK_DISTRIBUTED_UCXX__RMM__POOL_SIZE": _SCHEDULER_POOL})
+                variables_of_this_process.set_missing(
+                    os.environ, {"DASK_DISTRIBUTED_UCXX__RMM__POOL_SIZE": _SCHEDULER_POOL}
+                )
     if arguments.gpus:  # dask-cuda sets it on the workers, whatever their environment says (`dask_cuda.plugins`)
         os.environ["CUDF_SPILL"] = "on" if arguments.cudf_spill else "off"
     stream = directory.stream
