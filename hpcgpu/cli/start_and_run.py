@@ -168,6 +168,7 @@ def _leave(cluster: GPUCluster) -> None:
         cluster.detach()
         return
     directory, lease = cluster.directory, cluster.options.cluster.lease
+    cluster.sync(cluster.manager.close, release=False)
     cluster.close()
     end = f". Else its scheduler ends when nobody has managed it for {duration(lease)}" if lease else ""
     raise ClusterError(

@@ -55,6 +55,8 @@ class Dispatcher:
         #: The cancelled jobs that the queue had forgotten before: the cancel did not end them.
         self._forgotten: set[str] = set()
         self.closing = False
+        #: Whether `cancel_all` found that the jobs belong to another program by now.
+        self.overtaken = False
         self._ids: dict[str, str] = {}
         self._uncertain: set[str] = set()
         self._in_flight: set[str] = set()
@@ -273,6 +275,7 @@ class Dispatcher:
             try:
                 self.check_manager()
             except Superseded:
+                self.overtaken = True
                 return
             except NameLost:
                 named = False

@@ -52,6 +52,8 @@ class Closing:
     async def wait(self) -> None:
         """Wait until the queue has none of the jobs, or until the time is over."""
         dispatcher = self.state.dispatcher
+        if dispatcher.overtaken:
+            return
         with Progress(self.quiet) as progress:
             # a job needs a second to end, and each poll is a command to the queue
             for pause in (1.0, 1.0, *[2.0] * 30):

@@ -14,7 +14,7 @@ from typing import TypeVar
 from hpcgpu.batch.base import JobState
 from hpcgpu.display.counts_and_durations import counted, duration, listed
 from hpcgpu.errors import BatchError, Superseded
-from hpcgpu.jobs.job_phases import Draining, Planned
+from hpcgpu.jobs.job_phases import Draining, Planned, Queued, Running
 from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.scheduler_client import SchedulerClient
@@ -305,6 +305,12 @@ class Drainer:
                 await _resume(self.state.client, jobs)
         self.stay(jobs, retry_at=retry_at)
 
+    async def give_up(self) -> list[str]:
+        """Return to the plan the jobs whose drain has not ended; return their names. No drain may run any more."""
+        jobs = [job for job in self.state.registry.worker_jobs if job.draining and not _cancel_requested(job)]
+        await self._take_back(jobs, retry_at=self.state.now + RETRY)
+        return [job.name for job in jobs]
+
     def _keep(self, jobs: list[WorkerJob], why: Drain) -> None:
         """Keep jobs whose data does not fit on other workers: perhaps another job will start soon."""
         state, now = self.state, self.state.now
@@ -438,6 +444,12 @@ async def _resume(client: SchedulerClient, jobs: Collection[WorkerJob]) -> None:
 def _refuses(job: WorkerJob) -> bool:
     """Whether its workers must take no more tasks, also if its data stays."""
     return isinstance(job.phase, Draining) and job.phase.refuses
+
+
+def _cancel_requested(job: WorkerJob) -> bool:
+    """Whether a cancel was sent, or is being sent, to the batch system."""
+    before = job.phase.before if isinstance(job.phase, Draining) else job.phase
+    return isinstance(before, Queued | Running) and before.cancel_requested
 
 
 def _loses(job: WorkerJob) -> bool:

@@ -46,6 +46,8 @@ from hpcgpu.store.directory import ClusterDirectory
 
 #: Seconds that the scheduler may take to report its software.
 _ENVIRONMENT_TIMEOUT = 30.0
+#: Seconds for drains when this program leaves its cluster: by `detach`; by `close`, which may run at exit.
+_DETACH_TIMEOUT, _LEAVE_TIMEOUT = 30.0, 5.0
 #: A phase as distributed calls it.
 _STATUS = {
     Kind.CREATED: Status.created,
@@ -369,28 +371,66 @@ class Manager:
             )
         submits = [job.submit_task for job in state.registry.worker_jobs if job.submit_task is not None]
         await asyncio.gather(*submits, return_exceptions=True)
-        self.reconciler.order(Detach())
-        if self.client is not None:
-            with suppress(TimeoutError, OSError):
-                await self.client.release()
+        await self._complete(_DETACH_TIMEOUT)
+        await self._release()
         state.detaches()
         keep_at_exit(state.dispatcher)
         await self.close()
 
-    async def close(self) -> None:
-        """End the jobs, or leave them; `Ownership` determines which."""
+    async def _complete(self, seconds: float) -> None:
+        """Complete submits and drains before this program leaves the cluster: perhaps no other program manages it.
+
+        A job that still works after this time takes tasks again. The next manager drains it.
+        """
+        state, until = self.state, time.monotonic() + seconds
+        with Progress(self.options.cluster.quiet) as progress:
+            while (tasks := [task for task in state.tasks if not task.done()]) and time.monotonic() < until:
+                progress.update(f"cluster {state.name}: waiting for {what_drains_wait_for(state.registry.draining)}")
+                await asyncio.wait(tasks, timeout=min(0.5, seconds))
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if staying := await self.reconciler.drainer.give_up():
+            state.messages.warn(
+                f"{listed(staying)} of cluster {state.name} should end, but still works. It continues after this "
+                "program has left the cluster; the next program that manages the cluster ends it"
+            )
+
+    async def _release(self) -> None:
+        """Record that the cluster needs no manager, and tell the scheduler."""
+        self.reconciler.order(Detach())
+        if self.client is not None:
+            with suppress(TimeoutError, OSError):
+                await self.client.release()
+
+    async def close(self, *, release: bool = True) -> None:
+        """End the jobs, or leave them; `Ownership` determines which.
+
+        Parameters
+        ----------
+        release : bool, default True
+            Whether jobs that are left need no manager from now on. Otherwise they end by the lease.
+        """
         if self.state.phase.kind is Kind.CLOSED:
             return
         if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close())
+            self._closing = asyncio.ensure_future(self._close(release=release))
         await asyncio.shield(self._closing)
 
-    async def _close(self) -> None:
+    async def _close(self, *, release: bool = True) -> None:
         """Cancel the jobs, disconnect from the scheduler if it answers, wait until the queue is empty."""
         state = self.state
+        self._observe_take_over()
         leaves = state.ownership.leaves_jobs(state.phase, cancelled=state.dispatcher.closing)
         if not leaves:
             self.reconciler.order(Close())
+        elif release and state.managed and self._starter.submitted.is_set():
+            try:
+                await self._complete(_LEAVE_TIMEOUT)
+                await self._release()
+            except (ClusterError, BatchError, OSError) as error:
+                if state.managed:
+                    state.messages.warn(str(error))
         state.closes()
         for task in [*self._periodic.tasks, *state.tasks, *([self._starting] if self._starting else [])]:
             task.cancel()
@@ -402,7 +442,8 @@ class Manager:
             closing = Closing(self.reconciler, quiet=self.options.cluster.quiet)
             await closing.cancel()
             # at exit distributed waits 10 s for all of this
-            state.notify("ended", state.phase.lost or f"cluster {state.name} was closed")
+            if not state.dispatcher.overtaken:
+                state.notify("ended", state.phase.lost or f"cluster {state.name} was closed")
             self._notices.deliver_unsent()
             if state.scheduler is not None:
                 await state.scheduler.close()
@@ -412,6 +453,16 @@ class Manager:
             left = ""
         await self._notices.finish()
         state.closed(left)
+
+    def _observe_take_over(self) -> None:
+        """Notice at once if another program has taken the cluster over: then the jobs are not this program's to end."""
+        if self.state.dispatcher.manager:  # else this program has not taken the cluster over yet
+            try:
+                self.state.dispatcher.check_manager()
+            except Superseded as error:
+                self.state.supersede(str(error))
+            except (OSError, Damaged, NameLost):  # `Dispatcher.cancel_all` decides what to cancel
+                pass
 
     async def _leave_jobs(self) -> str:
         """Close the connection of this program only; return how to come back to the cluster."""

@@ -99,7 +99,7 @@ async def _manage(directory: ClusterDirectory) -> None:
     finally:
         if ended.is_set() and manager.managing:
             manager.state.notify("ended", f"the scheduler of cluster {manager.state.name} has ended")
-        await manager.close()
+        await manager.close(release=False)
         _print_new(manager, printed)
         # asyncio closes its pipe before it removes its handlers: a signal between the two is no error in the log
         signal.set_wakeup_fd(-1)

@@ -26,7 +26,7 @@ from hpcgpu.manager import start_cluster
 from hpcgpu.manager.manager import Manager
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, told
-from tests.helpers import CPU, block_queue, in_queue, names, start_program
+from tests.helpers import CPU, block_queue, in_queue, names, start_program, travels
 
 pytestmark = pytest.mark.shows("The command line; a cluster that another program takes over")
 
@@ -265,6 +265,20 @@ def test_the_second_manager_takes_over_and_the_first_says_so(queue: LocalQueue, 
     assert live(queue) == []
 
 
+def test_a_program_that_closes_before_it_notices_a_take_over_leaves_the_cluster_alone(queue: LocalQueue) -> None:
+    first = LocalGPUCluster(name="two", jobs=1, **CPU | {"poll_interval": 600})
+    second = LocalGPUCluster.from_name("two")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        first.close()
+    said = [str(warning.message) for warning in caught]
+    assert any("was taken over by" in text for text in said)
+    assert not any("hpcgpu stop" in text for text in said), "that would end the other program's jobs"
+    second.wait_for_workers(1)
+    second.close()
+    assert live(queue) == []
+
+
 def test_a_job_that_is_submitted_while_another_manager_takes_over_is_not_left_behind(
     queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, until: Until
 ) -> None:
@@ -381,6 +395,52 @@ def test_jobs_that_were_left_outlive_the_end_of_the_program(queue: LocalQueue, h
         warnings.simplefilter("ignore", ClusterWarning)
         made.close()
     assert stop(made.directory, queue) == []
+
+
+def test_a_cluster_is_left_in_the_size_that_was_requested_last(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(name="less", jobs=2, **CPU) as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers(2)
+        data = client.scatter([*range(20)])
+        cluster.scale(jobs=1)
+        cluster.detach()
+        assert client.gather(data) == [*range(20)]
+    until(lambda: len(live(queue)) == 2, "the scheduler and one worker job are left")
+    stop(cluster.directory, queue)
+    more = LocalGPUCluster(name="more", jobs=0, shutdown_on_close=False, **CPU)
+    more.scale(jobs=8)
+    more.close()
+    assert len(live(queue)) == 9
+    assert stop(more.directory, queue) == []
+
+
+def test_a_job_that_works_when_its_cluster_is_left_takes_tasks_until_the_next_manager_ends_it(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, until: Until
+) -> None:
+    monkeypatch.setattr("hpcgpu.manager.manager._DETACH_TIMEOUT", 0.0)
+    cluster = LocalGPUCluster(name="busy", jobs=2, **CPU)
+    cluster.wait_for_workers(2)
+    workers = [*cluster.scheduler_info["workers"]]
+    ends = tmp_path / "ends"
+    with hpcgpu.connect("busy", quiet=True) as client:
+
+        def works(end: Path) -> int:
+            import time
+
+            while not end.exists():
+                time.sleep(0.05)
+            return 1
+
+        calls = [client.submit(travels(works), ends, workers=[worker], pure=False) for worker in workers]
+        until(lambda: all(map(len, client.processing().values())), "both work")
+        cluster.scale(jobs=1)
+        with told("busy-1 of cluster busy should end, but still works"):
+            cluster.detach()
+        ends.touch()
+        assert client.gather(calls) == [1, 1]
+        assert client.gather([client.submit(len, "ab", workers=[worker], pure=False) for worker in workers]) == [2, 2]
+        with LocalGPUCluster.from_name("busy"):
+            until(lambda: len(live(queue)) == 2, "the next manager ends it")
+    assert live(queue) == []
 
 
 def test_what_is_given_up_altogether_ends_with_what_it_holds(queue: LocalQueue, until: Until) -> None:

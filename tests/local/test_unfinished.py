@@ -105,6 +105,15 @@ def test_a_start_that_does_not_wait_leaves_a_cluster_for_good(queue: LocalQueue)
     assert command("stop", "kept").returncode == 0
 
 
+def test_a_cluster_that_a_program_leaves_after_the_crash_of_another_needs_no_manager(queue: LocalQueue) -> None:
+    crashes = "import os, signal; from hpcgpu import LocalGPUCluster; "
+    crashes += f"LocalGPUCluster(name='left', jobs=1, **{CPU!r}); os.kill(os.getpid(), signal.SIGKILL)"
+    assert subprocess.run([sys.executable, "-c", crashes], check=False).returncode == -signal.SIGKILL
+    LocalGPUCluster.from_name("left", shutdown_on_close=False, quiet=True).close()
+    assert lease("left") is None
+    assert command("stop", "left").returncode == 0
+
+
 def test_nothing_is_missing_while_a_program_may_still_submit_it(queue: LocalQueue) -> None:
     with LocalGPUCluster(name="managed", jobs=0, **CPU) as cluster:
         wanted = apply(cluster.directory.wanted(), Scale("default", 3))

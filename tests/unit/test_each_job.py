@@ -492,6 +492,7 @@ async def test_a_close_does_nothing_to_a_cluster_that_another_program_has_or_to_
     await closing.wait()
     closing.finish()
     assert directory.dashboard_token() and not directory.closing
+    assert not any("hpcgpu stop" in text for text in site.warned), "that would end the other program's cluster"
     assert states(site) == [JobState.RUNNING if lost == "the cluster" else JobState.CANCELLED] * 2
 
 
