@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from distributed.http import get_handlers
+from tornado.web import RequestHandler
 
 from hpcgpu.dask_scheduler import gpu_dashboard_page
 from hpcgpu.dask_scheduler.rpc_types import GPUState
@@ -21,9 +23,13 @@ from hpcgpu.runtime import dashboard_access
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
+logger = logging.getLogger("distributed.hpcgpu")
+
 
 async def add_dashboard(scheduler: Scheduler, gpus: Callable[[], list[GPUState]], cluster: str) -> None:
     """Add Dask's pages, and those of hpcgpu. Requests wait for them.
+
+    If there is an error, the cluster works without a dashboard: its pages and the log say why.
 
     Parameters
     ----------
@@ -34,17 +40,45 @@ async def add_dashboard(scheduler: Scheduler, gpus: Callable[[], list[GPUState]]
     cluster : str
         Its name.
     """
-    application, server = scheduler.http_application, scheduler.http_server
+    server = scheduler.http_server
+    if not isinstance(server, dashboard_access.GuardedServer):
+        logger.error("hpcgpu: the cluster has no dashboard: its HTTP server does not require the token")
+        return
     with server.guard.incomplete():
         try:
-            dashboard = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.scheduler")
-        except ImportError:  # no Bokeh, or a release that Dask does not support: this page says so
-            missing = get_handlers(server=scheduler, modules=["distributed.http.scheduler.missing_bokeh"])
-            application.add_handlers(".*", missing)
-            return
-        dashboard_access.escape_text()
-        dashboard.connect(application, server, scheduler, prefix="/")
-        try:
-            gpu_dashboard_page.add(scheduler, gpus, cluster)
-        except Exception as error:  # an unknown release of Dask or Bokeh: the cluster works without the page
-            print(f"hpcgpu: the dashboard has no page /hpcgpu: {error!r}", file=sys.stderr, flush=True)
+            await _add(scheduler, gpus, cluster)
+        except Exception as error:  # an unknown release of Dask or Bokeh, or a driver that fails
+            why = f"{type(error).__name__}: {error}"
+            logger.exception("hpcgpu: the cluster works, but has no dashboard: %s", why)
+            scheduler.http_application.add_handlers(".*", [(".*", _NoDashboard, {"why": why})])
+
+
+async def _add(scheduler: Scheduler, gpus: Callable[[], list[GPUState]], cluster: str) -> None:
+    application = scheduler.http_application
+    try:
+        dashboard = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.scheduler")
+    except ImportError as error:  # no Bokeh, or a release that Dask does not support: this page says so
+        logger.warning("hpcgpu: the cluster works, but has no dashboard: %s", error)
+        missing = get_handlers(server=scheduler, modules=["distributed.http.scheduler.missing_bokeh"])
+        application.add_handlers(".*", missing)
+        return
+    dashboard_access.escape_text()
+    dashboard.connect(application, scheduler.http_server, scheduler, prefix="/")
+    try:
+        gpu_dashboard_page.add(scheduler, gpus, cluster)
+    except Exception as error:  # an unknown release of Dask or Bokeh: the cluster works without the page
+        print(f"hpcgpu: the dashboard has no page /hpcgpu: {error!r}", file=sys.stderr, flush=True)
+
+
+class _NoDashboard(RequestHandler):
+    """Says on every page why there is no dashboard."""
+
+    def initialize(self, why: str) -> None:
+        self.why = why
+
+    def get(self) -> None:
+        self.set_status(503)
+        self.set_header("Content-Type", "text/plain; charset=utf-8")
+        self.finish(
+            f"The cluster works, but has no dashboard: {self.why}\n\nThe log of the scheduler job has the traceback.\n"
+        )

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import Client
@@ -89,21 +90,39 @@ def test_a_port_that_another_program_has_is_said(cluster: LocalGPUCluster) -> No
     assert done.returncode == 1 and "address already in use" in done.stderr.lower()
 
 
-def test_workers_connect_before_the_scheduler_has_imported_its_dashboard_for_which_requests_wait(
-    queue: LocalQueue, tmp_path: Path
-) -> None:
+@pytest.fixture
+def options(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """Options of a cluster whose scheduler imports Bokeh until a program opens ``imported``; then an error comes."""
     os.mkfifo(tmp_path / "imported")
     (tmp_path / "modules" / "bokeh").mkdir(parents=True)
-    slow = f"open({str(tmp_path / 'imported')!r}).close(); raise ImportError"
+    slow = f"open({str(tmp_path / 'imported')!r}).close(); raise {request.param}"
     (tmp_path / "modules" / "bokeh" / "__init__.py").write_text(slow)
-    options = CPU | {
-        "scheduler": {"gpus_per_node": 0, "job_script_prologue": [f"export PYTHONPATH={tmp_path}/modules"]}
-    }
+    prologue = [f"export PYTHONPATH={tmp_path}/modules"]
+    return CPU | {"scheduler": {"gpus_per_node": 0, "job_script_prologue": prologue}}
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "why"),
+    [
+        ("ImportError", 200, "for the dashboard.*bokeh"),
+        ("AttributeError('np.bool8')", 503, "The cluster works, but has no dashboard: AttributeError: np.bool8\n"),
+    ],
+    indirect=["options"],
+)
+def test_workers_connect_before_the_scheduler_has_imported_its_dashboard_for_which_requests_wait(
+    queue: LocalQueue, tmp_path: Path, options: dict[str, Any], code: int, why: str
+) -> None:
     with LocalGPUCluster(jobs=1, **options) as cluster, Client(cluster) as client, ThreadPoolExecutor() as pool:
         assert client.submit(sum, [1, 2]).result(timeout=250) == 3
         opens = pool.submit(opened, cluster.dashboard_link_with_token())
         assert client.submit(sum, [3, 4]).result(timeout=250) == 7
         assert not opens.done()
-        (tmp_path / "imported").write_text("")
+        end_import = os.open(tmp_path / "imported", os.O_RDWR)  # it waits for nobody, as a program that writes would
         status, page = opens.result(timeout=250)
-        assert status == 200 and "for the dashboard" in page and "bokeh" in page
+        os.close(end_import)
+        assert status == code and re.search(why, page, re.DOTALL), page
+        pages = cluster.dashboard_link_with_token().replace("/status", "/hpcgpu")
+        assert code == 200 or opened(pages) == (status, page)
+        assert client.submit(sum, [5, 6]).result(timeout=250) == 11
+        [log] = cluster.directory.logs.glob("*-scheduler-*.log")
+        assert "the cluster works, but has no dashboard: " in log.read_text()
