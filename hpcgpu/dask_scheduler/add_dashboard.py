@@ -6,7 +6,6 @@ starts without it, and workers and clients can connect meanwhile.
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import logging
 import sys
@@ -18,6 +17,7 @@ from tornado.web import RequestHandler
 
 from hpcgpu.dask_scheduler import gpu_dashboard_page
 from hpcgpu.dask_scheduler.rpc_types import GPUState
+from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime import dashboard_access
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ async def add_dashboard(scheduler: Scheduler, gpus: Callable[[], list[GPUState]]
 async def _add(scheduler: Scheduler, gpus: Callable[[], list[GPUState]], cluster: str) -> None:
     application = scheduler.http_application
     try:
-        dashboard = await asyncio.to_thread(importlib.import_module, "distributed.dashboard.scheduler")
+        # a scheduler that ends meanwhile would wait for a thread of asyncio
+        dashboard = await in_thread(importlib.import_module, "distributed.dashboard.scheduler")
     except ImportError as error:  # no Bokeh, or a release that Dask does not support: this page says so
         logger.warning("hpcgpu: the cluster works, but has no dashboard: %s", error)
         missing = get_handlers(server=scheduler, modules=["distributed.http.scheduler.missing_bokeh"])

@@ -42,6 +42,7 @@ from hpcgpu.dask_scheduler.start_manager import ManagerProcess
 from hpcgpu.dask_scheduler.worker_stream import WorkerStream, describe
 from hpcgpu.dask_worker import accept_tasks
 from hpcgpu.fabric.guarded_listener import HAS_GPU
+from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime import dashboard_access, results_in_host_memory
 from hpcgpu.software import compare_environments
 
@@ -204,7 +205,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     async def environment(self) -> dict[str, str]:
         """Return what software and GPU the scheduler has, see `hpcgpu.software.compare_environments`."""
-        return await asyncio.to_thread(compare_environments.collect)
+        return await in_thread(compare_environments.collect)
 
     async def close(self) -> None:
         """Stop moving tasks, and write the bill; distributed calls this when the scheduler closes."""

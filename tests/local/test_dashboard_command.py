@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import os
 import re
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,8 @@ from distributed import Client
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.runtime.scheduler_connection import scheduler_of
+from tests.conftest import live
 from tests.helpers import CPU, command, hpcgpu
 
 
@@ -126,3 +129,20 @@ def test_workers_connect_before_the_scheduler_has_imported_its_dashboard_for_whi
         assert client.submit(sum, [5, 6]).result(timeout=250) == 11
         [log] = cluster.directory.logs.glob("*-scheduler-*.log")
         assert "the cluster works, but has no dashboard: " in log.read_text()
+
+
+@pytest.mark.parametrize("options", ["ImportError"], indirect=True)
+def test_a_scheduler_that_imports_its_dashboard_ends_at_once(
+    queue: LocalQueue, options: dict[str, Any], until: Callable[..., None]
+) -> None:
+    with LocalGPUCluster(**options) as cluster:
+        cluster.detach()  # now nobody cancels the scheduler job
+        contact = cluster.directory.contact()
+        assert contact is not None
+
+        async def end() -> None:
+            async with scheduler_of(cluster.directory, contact) as scheduler:
+                await scheduler.hpcgpu_end(manager=99)
+
+        asyncio.run(end())
+        until(lambda: not live(queue), "its job has left the queue, although the import has not ended")
