@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +18,10 @@ from typing import TYPE_CHECKING
 from distributed.comm.utils import get_tcp_server_address
 
 from hpcgpu.dask_scheduler.add_dashboard import add_dashboard
-from hpcgpu.dask_scheduler.scheduler_extension import install
+from hpcgpu.dask_scheduler.scheduler_extension import Extension, install
 from hpcgpu.dask_scheduler.start_manager import ManagerProcess
 from hpcgpu.errors import LaunchError
+from hpcgpu.posix.full_disk import cannot_be_written
 from hpcgpu.runtime.job_identity import job_identity
 from hpcgpu.runtime.scheduler_connection import check_alone
 from hpcgpu.store.contact import Contact
@@ -64,26 +66,49 @@ def publish(
 
 
 async def dask_setup(scheduler: Scheduler) -> None:
-    """Publish the contact; distributed calls this once the scheduler listens."""
-    environ = os.environ
-    directory = ClusterDirectory(Path(environ["HPCGPU_CLUSTER_DIRECTORY"]))
+    """Publish the contact; distributed calls this once the scheduler listens.
+
+    If that is impossible, the job ends: nobody could reach this scheduler.
+    """
+    directory = ClusterDirectory(Path(os.environ["HPCGPU_CLUSTER_DIRECTORY"]))
     try:
-        check_alone(directory, environ["HPCGPU_SCHEDULER_JOB"])  # once more: another may have started meanwhile
-    except LaunchError as error:
+        extension, manager_process = _join(scheduler, directory)
+    except Exception as error:  # distributed would only log it
+        if not isinstance(error, LaunchError):
+            traceback.print_exc()
+            error = LaunchError(f"the scheduler of cluster {directory.path.name} cannot start: {error!r}")
         print(f"hpcgpu: {error}", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGTERM)  # distributed only logs exceptions of a preload
+        os.kill(os.getpid(), signal.SIGTERM)
         return
+    extension.dashboard = asyncio.create_task(add_dashboard(scheduler, extension.usage.gpus, directory.path.name))
+    if directory.wanted().unattended:  # after the contact: later requests find the contact, and go to the scheduler
+        if problem := await manager_process.start():
+            print(f"hpcgpu: adaptive scaling is off: {problem}", file=sys.stderr, flush=True)
+            await extension.lease.heartbeat(about=f"adaptive scaling is off: {problem}")
+
+
+def _join(scheduler: Scheduler, directory: ClusterDirectory) -> tuple[Extension, ManagerProcess]:
+    """Add our extension to a scheduler, and publish its contact.
+
+    Raises
+    ------
+    LaunchError
+        Another scheduler has the cluster, or the contact cannot be written.
+    """
+    environ, job_id = os.environ, os.environ["HPCGPU_SCHEDULER_JOB"]
+    check_alone(directory, job_id)  # once more: another may have started meanwhile
     token, lease = directory.token(), float(environ.get("HPCGPU_LEASE", "0")) or None
     # what cannot be read when the lease ends does not end the scheduler: it is read again after another lease
     extension = install(scheduler, lease, lambda: not directory_exists(directory, token) or directory.detached)
-    extension.manager_process = ManagerProcess(directory, environ["HPCGPU_SCHEDULER_JOB"])
+    extension.manager_process = ManagerProcess(directory, job_id)
     extension.usage.keep(directory, job_identity())
-    publish(scheduler, directory, job_id=environ["HPCGPU_SCHEDULER_JOB"], **json.loads(environ["HPCGPU_FABRIC"]))
-    extension.dashboard = asyncio.create_task(add_dashboard(scheduler, extension.usage.gpus, directory.path.name))
-    if directory.wanted().unattended:  # after the contact: later requests find the contact, and go to the scheduler
-        if problem := await extension.manager_process.start():
-            print(f"hpcgpu: adaptive scaling is off: {problem}", file=sys.stderr, flush=True)
-            await extension.lease.heartbeat(about=f"adaptive scaling is off: {problem}")
+    try:
+        publish(scheduler, directory, job_id=job_id, **json.loads(environ["HPCGPU_FABRIC"]))
+    except OSError as error:
+        raise LaunchError(
+            f"the scheduler of cluster {directory.path.name} ends: {cannot_be_written(directory.path, error)}"
+        ) from error
+    return extension, extension.manager_process
 
 
 async def dask_teardown(scheduler: Scheduler) -> None:

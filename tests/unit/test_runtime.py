@@ -387,6 +387,35 @@ async def test_a_second_scheduler_that_started_at_the_same_time_ends_without_a_w
     assert "cluster demo already has a scheduler, in job 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "cannot be written: No space left on device. Make room"),
+        (KeyError("of a new release"), "KeyError: 'of a new release'"),
+    ],
+)
+async def test_a_scheduler_that_cannot_publish_its_contact_ends_its_job_and_says_why(
+    directory: ClusterDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    words: str,
+) -> None:
+    def fails(directory: ClusterDirectory, contact: Contact) -> None:
+        raise error
+
+    signals: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda process, number: signals.append(number))
+    monkeypatch.setattr(ClusterDirectory, "publish", fails)
+    monkeypatch.setenv("HPCGPU_CLUSTER_DIRECTORY", str(directory.path))
+    monkeypatch.setenv("HPCGPU_SCHEDULER_JOB", "1")
+    monkeypatch.setenv("HPCGPU_FABRIC", '{"fabric": "TCP"}')
+    async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        await scheduler_preload.dask_setup(scheduler)
+    printed = capsys.readouterr().err
+    assert signals == [signal.SIGTERM] and words in printed and "hpcgpu: the scheduler of cluster demo " in printed
+
+
 def test_a_journal_that_a_crash_cut_short_is_read_to_there(directory: ClusterDirectory) -> None:
     directory.intend("demo-0", "worker")
     directory.submitted("demo-0", "5")
