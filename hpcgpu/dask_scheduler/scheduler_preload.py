@@ -82,9 +82,7 @@ async def dask_setup(scheduler: Scheduler) -> None:
         return
     extension.dashboard = asyncio.create_task(add_dashboard(scheduler, extension.usage.gpus, directory.path.name))
     if directory.wanted().unattended:  # after the contact: later requests find the contact, and go to the scheduler
-        if problem := await manager_process.start():
-            print(f"hpcgpu: adaptive scaling is off: {problem}", file=sys.stderr, flush=True)
-            await extension.lease.heartbeat(about=f"adaptive scaling is off: {problem}")
+        manager_process.begin()
 
 
 def _join(scheduler: Scheduler, directory: ClusterDirectory) -> tuple[Extension, ManagerProcess]:
@@ -100,7 +98,7 @@ def _join(scheduler: Scheduler, directory: ClusterDirectory) -> tuple[Extension,
     token, lease = directory.token(), float(environ.get("HPCGPU_LEASE", "0")) or None
     # what cannot be read when the lease ends does not end the scheduler: it is read again after another lease
     extension = install(scheduler, lease, lambda: not directory_exists(directory, token) or directory.detached)
-    extension.manager_process = ManagerProcess(directory, job_id)
+    extension.manager_process = ManagerProcess(directory, job_id, extension.lease)
     extension.usage.keep(directory, job_identity())
     try:
         publish(scheduler, directory, job_id=job_id, **json.loads(environ["HPCGPU_FABRIC"]))

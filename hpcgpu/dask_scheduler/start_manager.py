@@ -14,10 +14,14 @@ import logging
 import os
 import signal
 import sys
+import time
 
 from hpcgpu.batch import batch_system
-from hpcgpu.errors import BatchError
+from hpcgpu.dask_scheduler.end_without_manager import ManagerLease
+from hpcgpu.errors import BatchError, BatchUnavailable
 from hpcgpu.posix import variables_of_this_process
+from hpcgpu.posix.full_disk import file_error
+from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime import stage
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -25,25 +29,53 @@ logger = logging.getLogger("distributed.hpcgpu")
 
 #: The log of the manager, in the cluster's `logs`.
 LOG = "manager.log"
+_SILENT_QUEUE = "the queue does not answer on the node of the scheduler job"
+
+
+#: Seconds that the queue has to answer. `hpcgpu.orders.manager_in_scheduler_job` waits longer for the scheduler.
+_ANSWER = 90.0
+#: Seconds between two checks whether the cluster has a manager, while none runs here.
+_CHECK = 5.0
+#: Seconds until a manager that failed is started again: the first time, and at most.
+_PAUSE, _LONGEST_PAUSE = 60.0, 600.0
+#: Seconds from the record of a new manager to its first heartbeat: the manager queries the queue first.
+_TAKE_OVER = 300.0
 
 
 class ManagerProcess:
     """The only manager process of a scheduler.
+
+    Once it was started, it is started again whenever the cluster has no manager.
 
     Parameters
     ----------
     directory : ClusterDirectory
     job_id : str
         The scheduler job.
+    lease : ManagerLease
+        Knows the managers that send heartbeats.
     """
 
-    def __init__(self, directory: ClusterDirectory, job_id: str) -> None:
+    def __init__(self, directory: ClusterDirectory, job_id: str, lease: ManagerLease) -> None:
         self.directory = directory
         self.job_id = job_id
+        self._lease = lease
         self._process: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
-        #: Why the process does not run although it should; empty otherwise.
-        self.problem = ""
+        self._keeper: asyncio.Task[None] | None = None
+        #: Held while the process is started or replaced.
+        self._changing = asyncio.Lock()
+        self._problem, self._manager_then = "", 0
+        self._newcomer, self._newcomer_since = 0, 0.0
+
+    @property
+    def problem(self) -> str:
+        """Why the process does not run although it should; empty otherwise, or if another manager has come since."""
+        return self._problem if self._lease.manager == self._manager_then else ""
+
+    def begin(self) -> None:
+        """Start the process soon; `problem` says why if this is impossible now."""
+        self._keep(begin=True)
 
     async def start(self) -> str:
         """Start or restart the process; return why this is impossible, empty if it has started.
@@ -51,23 +83,36 @@ class ManagerProcess:
         This checks only that the queue's commands work here. If a site refuses submits from compute nodes, the first
         submit reports it.
         """
-        if problem := await asyncio.to_thread(self._queue_answers):
-            return problem
+        async with self._changing:
+            problem = await self._start()
+        if not problem:
+            self._keep()
+        return problem
+
+    async def _start(self) -> str:
+        try:
+            if problem := await asyncio.wait_for(in_thread(self._queue_answers), _ANSWER):
+                return problem
+        except TimeoutError:
+            return f"{_SILENT_QUEUE}: no answer within {_ANSWER:g} s"
         await self.stop(replaced=True)
-        with open(self.directory.logs / LOG, "ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # no module from others who can write to the working directory
-                "-m",
-                "hpcgpu.orders.manager_in_scheduler_job",
-                str(self.directory.path),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=variables_of_this_process.without(os.environ),  # its jobs run elsewhere
-                pass_fds=stage.lock(),  # the same environment: it cancels jobs after the scheduler was killed
-            )
-        self.problem = ""
+        try:
+            with open(self.directory.logs / LOG, "ab") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-P",  # no module from others who can write to the working directory
+                    "-m",
+                    "hpcgpu.orders.manager_in_scheduler_job",
+                    str(self.directory.path),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=variables_of_this_process.without(os.environ),  # its jobs run elsewhere
+                    pass_fds=stage.lock(),  # the same environment: it cancels jobs after the scheduler was killed
+                )
+        except OSError as error:
+            return f"the manager cannot start: {file_error(error)}"
+        self._problem = ""
         self._watch = asyncio.ensure_future(self._watch_over(self._process))
         return ""
 
@@ -78,17 +123,71 @@ class ManagerProcess:
         """
         code = await process.wait()
         if code and process is self._process:
-            self.problem = (
-                f"adaptive scaling stopped: the manager in the scheduler job ended with exit code {code}. Log: "
-                f"{self.directory.logs / LOG}"
+            self._fail(
+                f"adaptive scaling stopped: the manager in the scheduler job ended with exit code {code}. It is "
+                f"started again. Log: {self.directory.logs / LOG}"
             )
-            logger.error("hpcgpu: %s", self.problem)
+
+    def _fail(self, problem: str) -> None:
+        if problem != self.problem:
+            logger.error("hpcgpu: %s", problem)
+        self._problem, self._manager_then = problem, self._lease.manager
+
+    def _keep(self, *, begin: bool = False) -> None:
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep_running(begin=begin))
+
+    async def _keep_running(self, *, begin: bool) -> None:
+        """Start the process whenever the cluster has no manager; after each failure wait longer.
+
+        Parameters
+        ----------
+        begin : bool
+            Whether its first start takes the cluster over from another manager.
+        """
+        pause = _PAUSE
+        while True:
+            async with self._changing:
+                if not self._runs and (begin or await self._needed()) and (problem := await self._start()):
+                    self._fail(f"adaptive scaling is off, and hpcgpu tries again: {problem}")
+            if self._runs and self._watch is not None:
+                await asyncio.wait([self._watch])
+            begin = begin and bool(self.problem)
+            if not self.problem:
+                pause = _PAUSE
+                await asyncio.sleep(_CHECK)
+                continue
+            again, pause = time.monotonic() + pause, min(2 * pause, _LONGEST_PAUSE)
+            while self.problem and time.monotonic() < again:
+                await asyncio.sleep(_CHECK)
+
+    @property
+    def _runs(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def _needed(self) -> bool:
+        """Whether the scheduler job must run a manager: no other program manages the cluster."""
+        try:
+            wanted, latest = await in_thread(lambda: (self.directory.wanted(), self.directory.manager()))
+        except OSError:  # not known now
+            return False
+        if not wanted.unattended or wanted.closing:
+            return False
+        if latest is None or latest.left:
+            return True
+        if latest.number <= self._lease.manager:
+            return not self._lease.present
+        if latest.number != self._newcomer:  # it has not sent a heartbeat yet
+            self._newcomer, self._newcomer_since = latest.number, time.monotonic()
+        return time.monotonic() - self._newcomer_since > _TAKE_OVER
 
     def _queue_answers(self) -> str:
         batch = batch_system(self.directory.system)
         try:
             batch.check()
             batch.poll([self.job_id])
+        except BatchUnavailable as error:
+            return f"{_SILENT_QUEUE}: {error}"
         except BatchError as error:
             return f"compute nodes of this site cannot submit jobs: {error}"
         return ""
@@ -101,6 +200,8 @@ class ManagerProcess:
         replaced : bool, default False
             Another manager follows: the cluster does not end.
         """
+        if self._keeper is not None and not replaced:
+            self._keeper.cancel()
         process, self._process = self._process, None
         if process is None or process.returncode is not None:
             return

@@ -454,5 +454,5 @@ def _manager(directory: ClusterDirectory, contact: Contact | None, answer: Sched
     if reported["problem"]:
         return reported["problem"]
     if latest is None or reported["number"] < latest.number or not reported["present"]:
-        return reported["about"] if reported["number"] == 0 else ""
+        return ""
     return f"{latest}: {reported['about']}" if reported["about"] else str(latest)

@@ -274,6 +274,19 @@ def test_the_scheduler_job_scales_the_cluster_without_any_client(queue: LocalQue
     assert live(queue) == []
 
 
+def test_the_scheduler_job_scales_the_cluster_again_when_a_program_that_took_it_over_has_left(
+    queue: LocalQueue, home: Path, until: Until
+) -> None:
+    assert hpcgpu("start", "alone", *ON_CPUS, "--adapt", "--maximum-jobs", "2").returncode == 0
+    until(lambda: "adaptive" in status("alone")["manager"], "the scheduler job scales it")
+    LocalGPUCluster.from_name("alone", shutdown_on_close=False, quiet=True).close()
+    with connect("alone", quiet=True) as client:
+        assert client.submit(sum, [1, 2, 3]).result(timeout=250) == 6, "a worker job came for it"
+    until(lambda: "hpcgpu in the scheduler job" in status("alone")["manager"], "it is told who scales")
+    assert hpcgpu("stop", "alone").returncode == 0
+    assert live(queue) == []
+
+
 def test_a_program_that_scales_a_cluster_hears_that_the_scheduler_job_does_now(queue: LocalQueue, until: Until) -> None:
     cluster = LocalGPUCluster(name="given", jobs=1, **CPU)
     cluster.wait_for_workers(1)

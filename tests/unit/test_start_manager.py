@@ -5,23 +5,31 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from distributed.scheduler import Scheduler
 
-from hpcgpu.dask_scheduler import start_manager
+from hpcgpu.dask_scheduler import end_without_manager, start_manager
+from hpcgpu.dask_scheduler.end_without_manager import ManagerLease
 from hpcgpu.dask_scheduler.start_manager import LOG, ManagerProcess
-from hpcgpu.errors import BatchUnavailable
+from hpcgpu.errors import BatchError, BatchUnavailable
+from hpcgpu.scaling.wanted_state import Wanted
 from hpcgpu.store import create_directory
+
+
+def lease() -> ManagerLease:
+    return ManagerLease(cast(Scheduler, None), None, lambda: False)
 
 
 @pytest.mark.parametrize(("replaced", "heard"), [(True, "another follows"), (False, "the cluster ends")])
 async def test_a_manager_that_another_follows_does_not_tell_the_user_that_the_cluster_ends(
     tmp_path: Path, replaced: bool, heard: str
 ) -> None:
-    manager = ManagerProcess(create_directory.claim(tmp_path / "demo", None), "1")
+    manager = ManagerProcess(create_directory.claim(tmp_path / "demo", None), "1", lease())
     code = "trap 'echo another follows; exit' HUP; trap 'echo the cluster ends; exit' TERM; echo up; "
     manager._process = process = await asyncio.create_subprocess_exec(
         "bash", "-c", code + "while :; do sleep 0.1; done", stdout=subprocess.PIPE
@@ -36,7 +44,7 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ManagerProcess:
     """A manager on a site whose compute nodes can submit jobs."""
     queue = SimpleNamespace(check=lambda: None, poll=lambda job_ids: {})
     monkeypatch.setattr(start_manager, "batch_system", lambda name: queue)
-    return ManagerProcess(create_directory.claim(tmp_path / "demo", None, system="slurm"), "1")
+    return ManagerProcess(create_directory.claim(tmp_path / "demo", None, system="slurm"), "1", lease())
 
 
 @pytest.mark.parametrize("code", [0, 3])
@@ -49,32 +57,126 @@ async def test_the_end_of_a_manager_is_a_problem_unless_it_ends_as_intended(
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=ib0")
     monkeypatch.setenv("HPCGPU_OWN_VARIABLES", "NCCL_SOCKET_IFNAME")
-    manager.problem = "adaptive scaling stopped: of the manager before"
+    manager._fail("adaptive scaling stopped: of the manager before")
     assert await manager.start() == ""
     assert manager._watch is not None
     await manager._watch
     log = manager.directory.logs / LOG
-    failure = f"adaptive scaling stopped: the manager in the scheduler job ended with exit code {code}. Log: {log}"
+    failure = (
+        f"adaptive scaling stopped: the manager in the scheduler job ended with exit code {code}. It is started again. "
+        f"Log: {log}"
+    )
     assert manager.problem == (failure if code else "")
     assert log.read_text().startswith("-P -m hpcgpu."), "nothing is imported from the working directory"
     assert "ib0" not in log.read_text(), "the jobs of the manager run on nodes with other interfaces"
+    await manager._lease.heartbeat(1)
+    assert manager.problem == "", "another program manages the cluster now"
+    await manager.stop()
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (BatchError("squeue: command not found"), "compute nodes of this site cannot submit jobs: squeue: command not"),
+        (BatchUnavailable("no answer"), "the queue does not answer on the node of the scheduler job: no answer"),
+    ],
+)
 async def test_no_manager_starts_where_compute_nodes_do_not_reach_the_queue(
-    manager: ManagerProcess, monkeypatch: pytest.MonkeyPatch
+    manager: ManagerProcess, monkeypatch: pytest.MonkeyPatch, error: BatchError, words: str
 ) -> None:
     def fails(job_ids: Collection[str]) -> None:
-        raise BatchUnavailable("squeue: command not found")
+        raise error
 
     queue = SimpleNamespace(check=lambda: None, poll=fails)
     monkeypatch.setattr(start_manager, "batch_system", lambda name: queue)
-    assert await manager.start() == "compute nodes of this site cannot submit jobs: squeue: command not found"
+    assert (await manager.start()).startswith(words)
     assert not (manager.directory.logs / LOG).exists()
+
+
+async def test_a_manager_that_cannot_write_its_log_does_not_start(manager: ManagerProcess) -> None:
+    (manager.directory.logs / LOG).mkdir(parents=True)
+    assert await manager.start() == f"the manager cannot start: {manager.directory.logs / LOG}: Is a directory"
+
+
+@pytest.fixture
+def starts(
+    manager: ManagerProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Callable[[int], Awaitable[None]]]:
+    """Wait until the process of an unattended cluster has started so many times. It ends when its file is removed."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho started\nwhile [ -e {tmp_path}/runs ]; do sleep 0.1; done\n")
+    python.chmod(0o700)
+    (tmp_path / "runs").touch()
+    monkeypatch.setattr(sys, "executable", str(python))
+    for name in ("_CHECK", "_PAUSE"):
+        monkeypatch.setattr(start_manager, name, 0.01)
+    manager.directory.want(Wanted(unattended=True, detached=True))
+
+    async def started(times: int) -> None:
+        log = manager.directory.logs / LOG
+        async with asyncio.timeout(60):
+            while not log.exists() or log.read_text() != times * "started\n":
+                await asyncio.sleep(0.01)
+
+    yield started
+    (tmp_path / "runs").unlink(missing_ok=True)
+
+
+async def test_a_queue_that_is_away_when_the_scheduler_starts_delays_its_manager(
+    manager: ManagerProcess,
+    starts: Callable[[int], Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def poll(job_ids: Collection[str]) -> None:
+        if not manager.problem:
+            raise BatchUnavailable("`squeue` did not answer within 60 s")
+
+    monkeypatch.setattr(start_manager, "batch_system", lambda name: SimpleNamespace(check=lambda: None, poll=poll))
+    manager.begin()
+    await starts(1)
+    assert manager.problem == ""
+    await manager.stop()
+    [said] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert said.endswith(
+        "adaptive scaling is off, and hpcgpu tries again: the queue does not answer on the node of the scheduler job: "
+        "`squeue` did not answer within 60 s"
+    )
+
+
+@pytest.mark.parametrize("end", ["leaves", "is silent", "never speaks"])
+async def test_the_manager_starts_again_when_the_program_that_took_over_manages_no_longer(
+    manager: ManagerProcess,
+    starts: Callable[[int], Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    end: str,
+) -> None:
+    manager.begin()
+    await starts(1)
+    number = manager.directory.take_over("a notebook").number
+    if end != "never speaks":
+        await manager._lease.heartbeat(number)
+    (tmp_path / "runs").unlink()  # it is superseded
+    assert manager._watch is not None
+    await manager._watch
+    assert not await manager._needed() and (manager.directory.logs / LOG).read_text() == "started\n"
+    (tmp_path / "runs").touch()
+    if end == "leaves":
+        manager.directory.leave(number)
+    elif end == "is silent":
+        monkeypatch.setattr(end_without_manager, "_SILENT", 0.0)
+    else:
+        monkeypatch.setattr(start_manager, "_TAKE_OVER", 0.0)
+    await starts(2)
+    assert manager.problem == ""
+    await manager.stop()
 
 
 ENDS_WHILE_ITS_LOOP_CLOSES = """
 import asyncio, os, signal
 from types import SimpleNamespace
+from typing import cast
 from hpcgpu.orders import manager_in_scheduler_job as module
 
 class Manager:
