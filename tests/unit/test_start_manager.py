@@ -183,7 +183,7 @@ class Manager:
     managing = False
     state = messages = SimpleNamespace(text=lambda: "")
     async def start(self): pass
-    async def close(self): pass
+    async def close(self, release): pass
     @classmethod
     def of_existing(cls, *arguments, **options): return cls()
 
