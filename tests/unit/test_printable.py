@@ -108,7 +108,11 @@ def test_the_end_of_a_cluster_is_not_called_done_while_jobs_are_left(
         jobs.clear() if ends else setattr(closing, "problem", "the queue does not answer")
 
     state: Any = SimpleNamespace(
-        name="demo", now=0.0, poll=poll, registry=registry, dispatcher=SimpleNamespace(left=lambda: list(jobs))
+        name="demo",
+        now=0.0,
+        poll=poll,
+        registry=registry,
+        dispatcher=SimpleNamespace(left=lambda: list(jobs), overtaken=False),
     )
     reconciler: Any = SimpleNamespace(state=state)
     closing = Closing(reconciler, quiet=False)
