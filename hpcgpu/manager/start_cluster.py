@@ -22,7 +22,7 @@ from hpcgpu.batch.base import BatchSystem, JobState, Outlook
 from hpcgpu.batch.reasons import outlook
 from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.display.warn import warn
-from hpcgpu.errors import ClusterError, ClusterExists, NotTrusted, OptionError
+from hpcgpu.errors import ClusterError, ClusterExists, ClusterWarning, NotTrusted, OptionError
 from hpcgpu.existing_clusters.lookup import batch_of, system_of
 from hpcgpu.existing_clusters.query_jobs import live_jobs, unended
 from hpcgpu.existing_clusters.unsubmitted_jobs import unfinished
@@ -86,7 +86,7 @@ class Starter:
         self.periodic.watch_queue()
         if not self.options.cluster.wait:  # a refused job raises an error in the caller
             await submits
-            state.check()
+            self._check()
             # if this program left the scheduler job now, the job might wait for ever, and nobody would get a report
             if not self.options.cluster.shutdown_on_close:
                 await self._first_answer()
@@ -94,16 +94,29 @@ class Starter:
         reached = asyncio.ensure_future(scheduler.wait_until_reachable())
         try:
             while not reached.done():
-                state.check()
+                self._check()
                 if state.phase.superseded:  # the other program now waits for the scheduler
                     raise ClusterError(state.phase.not_ours)
                 state.check_schedulable(scheduler.entries)
                 await asyncio.wait([reached], timeout=0.5)
             await reached
             await submits
-            state.check()
+            self._check()
         finally:
             reached.cancel()
+
+    def _check(self) -> None:
+        """Raise `ClusterError` if the cluster cannot start.
+
+        A refused job does not end a take-over: the earlier manager would not continue, and the cluster has its other
+        jobs. The user gets a warning.
+        """
+        state = self.reconciler.state
+        if state.phase.lost or not state.ownership.attached:
+            state.check()
+        elif failures := state.failures.report():
+            with suppress(ClusterWarning):  # under `-W error` as well
+                warn(failures)
 
     async def _first_answer(self) -> None:
         """Wait a short time for the queue's status of the scheduler job. Raise `ClusterError` if it can never start."""

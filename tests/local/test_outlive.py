@@ -20,10 +20,12 @@ from distributed.exceptions import WorkerStartTimeoutError
 import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster, NoCluster, OptionError, SlurmGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.errors import BatchUnavailable, ClusterWarning
+from hpcgpu.errors import BatchUnavailable, ClusterWarning, SubmitRefused
 from hpcgpu.existing_clusters.stop import stop
 from hpcgpu.manager import start_cluster
 from hpcgpu.manager.manager import Manager
+from hpcgpu.orders.change_size import scale_and_wait
+from hpcgpu.scaling.wanted_state import Scale, apply
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, told
 from tests.helpers import CPU, block_queue, in_queue, names, start_program, travels
@@ -322,6 +324,35 @@ def test_a_queue_that_does_not_answer_costs_a_cluster_no_manager(
                 LocalGPUCluster.from_name("alive")
         first.scale(jobs=1)
         first.wait_for_workers(1)
+
+
+def test_a_replacement_that_the_queue_refuses_costs_a_cluster_no_manager(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refusing(LocalQueue):
+        def submit(self, *arguments: Any, **options: Any) -> str:
+            raise SubmitRefused("the account is used up")
+
+    first = LocalGPUCluster(name="short", jobs=1, **CPU)
+    first.wait_for_workers(1)
+    first.detach()
+    first.directory.want(apply(first.directory.wanted(), Scale("default", 2)))  # as if one of two jobs had ended
+    with monkeypatch.context() as patch:
+        for module in ("cluster.gpucluster", "orders.change_size"):
+            patch.setattr(f"hpcgpu.{module}.batch_system", lambda system: Refusing(queue.directory, gpus=4))
+        for wait in (False, True):
+            with pytest.warns(ClusterWarning, match="was not submitted: the account is used up") as warned:
+                again = LocalGPUCluster.from_name("short", wait=wait)
+            assert sum("the account is used up" in str(one.message) for one in warned) == 1
+            again.wait_for_workers(1)
+            assert again.managing
+            again.detach()
+        again.directory.want(apply(again.directory.wanted(), Scale("default", 2)))
+        with pytest.warns(ClusterWarning, match="the account is used up"):
+            scale_and_wait(again.directory, jobs=1)
+        assert again.directory.wanted().sizes == {"default": 1}
+    with LocalGPUCluster.from_name("short", shutdown_on_close=True) as cluster:
+        cluster.wait_for_workers(1)
 
 
 def test_what_cannot_be_taken_up_is_said(queue: LocalQueue, home: Path) -> None:
