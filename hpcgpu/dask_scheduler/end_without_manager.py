@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -20,6 +21,8 @@ logger = logging.getLogger("distributed.hpcgpu")
 
 #: Seconds for the first heartbeat of a manager; its lease begins after that.
 _FIRST_HEARTBEAT = 60.0
+#: In how many steps the lease is counted.
+_STEPS = 100
 #: Seconds of silence after which a manager counts as gone.
 _SILENT = 60.0
 
@@ -39,7 +42,9 @@ class ManagerLease:
         self.scheduler = scheduler
         self.seconds = seconds
         self._released = released
-        self._last_heartbeat = time.monotonic() + _FIRST_HEARTBEAT
+        self._last_heartbeat = -math.inf
+        #: Seconds without a heartbeat, of those in which one could be heard.
+        self._silence = -_FIRST_HEARTBEAT
         #: The number of the latest manager.
         self.manager = 0
         self._about = ""
@@ -59,7 +64,7 @@ class ManagerLease:
         """
         if manager >= self.manager and manager != self._left:
             self.manager, self._last_heartbeat, self._about, self._present = manager, time.monotonic(), about, True
-            self._groups, self._warnings = list(groups), list(warnings)
+            self._groups, self._warnings, self._silence = list(groups), list(warnings), 0.0
         return self.manager
 
     async def goodbye(self, manager: int) -> None:
@@ -95,14 +100,14 @@ class ManagerLease:
         self._ending = asyncio.ensure_future(self.scheduler.close(reason="hpcgpu-closed"))
 
     async def _watch(self, lease: float) -> None:
-        while True:
-            while (left := self._last_heartbeat + lease - time.monotonic()) > 0:
-                await asyncio.sleep(min(left, lease))
+        while self._silence < lease:
+            # Count steps, not the clock: a process that is suspended hears nobody, and the clock goes on.
+            await asyncio.sleep(lease / _STEPS)
+            self._silence += lease / _STEPS
+            if self._silence >= lease and self.seconds is not None and await asyncio.to_thread(self._released):
+                self._silence = 0.0
             if self.seconds is None:
                 return
-            if not await asyncio.to_thread(self._released):
-                break
-            self._last_heartbeat = time.monotonic()
         logger.error(
             "hpcgpu: no heartbeat from the cluster's manager for %g s (option lease): this scheduler ends", lease
         )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -137,3 +139,38 @@ async def test_the_lease_does_not_end_a_cluster_that_was_left_before_the_schedul
     scheduler = Scheduler()
     await ManagerLease(scheduler, 0.05, lambda: looks.pop(0))._watching  # type: ignore[arg-type]
     assert looks == [] and scheduler.reason == "hpcgpu-lease"
+
+
+@pytest.mark.parametrize("how", ["suspended", "slow"])
+async def test_a_manager_that_lives_keeps_its_lease(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A scheduler that was suspended heard nobody; a heartbeat may come while a slow filesystem is read."""
+    ended = list[str]()
+    loop, looked, reads = asyncio.get_running_loop(), asyncio.Event(), threading.Semaphore(0)
+
+    class Scheduler:
+        async def close(self, reason: str) -> None:
+            ended.append(reason)
+            looked.set()
+
+    def released() -> bool:
+        loop.call_soon_threadsafe(looked.set)
+        assert reads.acquire(timeout=60)
+        return False
+
+    monkeypatch.setattr(end_without_manager, "_FIRST_HEARTBEAT", 0.0)
+    lease = ManagerLease(Scheduler(), 1.0, released)  # type: ignore[arg-type]
+    await lease.heartbeat(1)
+    if how == "suspended":
+        time.sleep(2)
+        await asyncio.sleep(0.1)
+        assert not looked.is_set(), "the manager has time to be heard"
+    else:
+        await looked.wait()
+        await lease.heartbeat(1)
+        looked.clear()
+        reads.release()
+        await looked.wait()
+    assert not ended
+    reads.release()
+    await lease._watching
+    assert ended == ["hpcgpu-lease"], "but not for ever"
