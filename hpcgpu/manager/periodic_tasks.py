@@ -89,21 +89,22 @@ class Periodic:
         pause = _REOPEN
         while True:
             await client.stream_ended()
-            self.reconciler.observe_silence()
+            self.reconciler.observe_answer(False)
             state.poll_now.set()
             await asyncio.sleep(pause)
             if not state.managed:
                 return
             try:
                 self.reconciler.observe_workers(await client.listen())
+                self.reconciler.observe_answer(True)
                 pause = _REOPEN
                 self._record_error("opening the scheduler's stream of events", None)
             except (OSError, TimeoutError):
+                self.reconciler.observe_answer(False)
                 pause = _REOPEN
             except Exception as error:
                 pause = min(2 * pause, _REOPEN_LAST)
                 self._record_error("opening the scheduler's stream of events", error)
-            self.reconciler.observe_silence()
 
     async def _keep_deciding(self) -> None:
         """Decide each `decision_interval`.
@@ -135,13 +136,15 @@ class Periodic:
                 manager = state.dispatcher.manager
                 groups = [group.state(now=state.now) for group in state.registry.all_groups()]
                 about, warnings = self.reconciler.about(), self.reconciler.warnings()
-                if await client.heartbeat(manager, about, groups, warnings) > manager:
+                latest = await client.heartbeat(manager, about, groups, warnings)
+                self.reconciler.observe_answer(True)
+                if latest > manager:
                     state.poll_now.set()
                 else:  # repeatedly, as upstream does: `Client.restart` clears the metadata
                     await client.describe(state.name, state.dispatcher.batch.name)
                 self._record_error("sending a heartbeat", None)
             except (OSError, TimeoutError):
-                pass
+                self.reconciler.observe_answer(False)
             except Exception as error:
                 self._record_error("sending a heartbeat", error)
             await _woken(state.heartbeat_now, interval)

@@ -144,10 +144,15 @@ class Reconciler:
                     "was deleted. Add a group with these `resources` by `add_worker_group`, or cancel the tasks"
                 )
 
-    def observe_silence(self) -> None:
-        """Report once that the scheduler has not answered for a long time, although its job runs."""
+    def observe_answer(self, answers: bool) -> None:
+        """Record whether the scheduler answered a call. Report once that it has not answered for a long time.
+
+        An open connection proves nothing: the kernel keeps it open for a process that is suspended or blocked.
+        """
         state, now = self.state, self.state.now
-        if state.listening:
+        if answers:
+            if self._silence_reported:
+                state.messages.log("the scheduler answers again")
             self._silent_since, self._silence_reported = None, False
             return
         self._silent_since = now if self._silent_since is None else self._silent_since
@@ -162,7 +167,7 @@ class Reconciler:
             who = f"the scheduler at {state.client.address}"
             suspended = [job.queue_status for job in state.scheduler.entries if job.queue_status.suspended]
             why = f": {explain(suspended[0])}" if suspended else ", though its job runs"
-            state.report(f"{who} has not answered for {SILENCE:g} s{why}; hpcgpu keeps trying.{logs}")
+            state.messages.warn(f"{who} has not answered for {SILENCE:g} s{why}; hpcgpu keeps trying.{logs}")
 
     # Observe: the queue
 

@@ -410,7 +410,7 @@ async def test_a_scheduler_that_is_silent_though_its_job_runs_is_told_once(site:
     site.client.listening = False
     for _ in range(300):
         site.now += 1
-        site.reconciler.observe_silence()
+        site.reconciler.observe_answer(False)
     [told] = site.warned
     assert told.startswith(
         "the scheduler at tls://scheduler has not answered for 60 s, though its job runs; hpcgpu keeps trying. Log: "
@@ -418,9 +418,40 @@ async def test_a_scheduler_that_is_silent_though_its_job_runs_is_told_once(site:
     await site.ends("demo-0", JobState.FAILED)
     assert len(site.warned) == 1, "workers that end now may only have lost their scheduler"
     site.client.listening = True
-    site.reconciler.observe_silence()
+    site.reconciler.observe_answer(True)
     await site.polled()
     assert "demo-0" in site.warned[1]
+
+
+async def test_a_scheduler_that_does_not_answer_though_its_connection_stays_open_is_told_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel answers for a process that is suspended, or whose event loop is blocked."""
+    answers, answered = [False] * 15 + [True], asyncio.Event()
+
+    async def heartbeat(manager: int, *report: object) -> int:
+        site.now += 20
+        site.state.heartbeat_now.set()
+        if answers.pop(0):
+            return manager
+        raise TimeoutError
+
+    async def describe(name: str, system: str) -> None:
+        answered.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(site.client, "heartbeat", heartbeat)
+    monkeypatch.setattr(site.client, "describe", describe)
+    monkeypatch.setattr(site.client, "stream_ended", asyncio.Event().wait, raising=False)
+    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic.watch_scheduler(site.client)  # type: ignore[arg-type]
+    await asyncio.wait_for(answered.wait(), 60)
+    for task in periodic.tasks:
+        task.cancel()
+    [told] = site.warned
+    assert told.startswith("the scheduler at tls://scheduler has not answered for 60 s, though its job runs; hpcgpu")
+    assert site.logged[-1] == "the scheduler answers again"
+    site.state.check()  # no later call fails because of it
 
 
 async def test_another_manager_is_left_alone_with_the_cluster(site: Site) -> None:
