@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hpcgpu.dask_scheduler.rpc_types import GroupState, ManagerState
+from hpcgpu.posix.threads import in_thread
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -104,7 +105,7 @@ class ManagerLease:
             # Count steps, not the clock: a process that is suspended hears nobody, and the clock goes on.
             await asyncio.sleep(lease / _STEPS)
             self._silence += lease / _STEPS
-            if self._silence >= lease and self.seconds is not None and await asyncio.to_thread(self._released):
+            if self._silence >= lease and self.seconds is not None and await in_thread(self._released):
                 self._silence = 0.0
             if self.seconds is None:
                 return

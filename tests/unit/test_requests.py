@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from pathlib import Path
 
@@ -144,6 +145,27 @@ async def test_the_lease_ends_a_scheduler_unless_its_cluster_was_detached(
         await lease.release()
     await lease._watching
     assert scheduler.reason == ("" if released else "hpcgpu-lease")
+
+
+def test_a_scheduler_ends_although_the_filesystem_hangs_that_its_lease_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(end_without_manager, "_FIRST_HEARTBEAT", 0.0)
+    asked, answers = threading.Event(), threading.Event()
+    late: list[bool] = []
+
+    def released() -> bool:
+        asked.set()
+        late.append(answers.wait(60))
+        return False
+
+    async def ends_meanwhile() -> None:
+        lease = ManagerLease(None, 0.05, released)  # type: ignore[arg-type]
+        while not asked.is_set():
+            await asyncio.sleep(0.01)
+        lease._watching.cancel()
+
+    asyncio.run(ends_meanwhile())
+    assert not late, "it has not waited for the answer"
+    answers.set()
 
 
 def test_a_request_that_the_scheduler_job_cannot_carry_out_is_not_recorded(
