@@ -143,8 +143,8 @@ class SubmitRetry(BatchSystem):
             if not uncertain and not self.transient.search(problem):
                 raise self._refusal(problem, job_name)
         raise AmbiguousSubmit(
-            f"{self.title} did not say whether it accepted job {job_name!r}: {problem}. Look in the queue for a job of "
-            "this name, and cancel it if you do not want it"
+            f"{self.title} did not say whether it accepted job {job_name!r}: {problem}. hpcgpu looks for a job of "
+            "this name when the queue answers"
         )
 
     def _attempt(self, argv: list[str]) -> _Answer:

@@ -118,6 +118,11 @@ def submitted(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, Subm
     return jobs
 
 
+def without_id(directory: ClusterDirectory) -> list[Submit]:
+    """Return the submits of which the journal has no outcome: the job may be in the queue, or come into it."""
+    return [one for one in directory.submits() if one.job_id is None and not one.refused and not one.ended]
+
+
 def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus]:
     """Return the jobs of a cluster that have not ended, as its queue reports.
 
@@ -149,9 +154,7 @@ def live_and_unknown(directory: ClusterDirectory, batch: BatchSystem) -> tuple[l
     accounted = batch.ended(set(jobs) - set(answer))
     over = {i for i, status in accounted.items() if status.state.ended and i in jobs and status.name == jobs[i].name}
     found = list(jobs.values())
-    no_id = [
-        s.name for s in directory.submits() if s.job_id is None and not s.refused and not s.ended and s not in found
-    ]
+    no_id = [submit.name for submit in without_id(directory) if submit not in found]
     manager = directory.manager()
     remembered = batch.remembers and manager is not None and manager.lives is not None
     return live, [] if remembered or ended_by_itself(directory) else [
@@ -203,6 +206,4 @@ def submitting(directory: ClusterDirectory, *, now: float) -> bool:
 
     The submit command has its own session, and survives the client.
     """
-    return any(
-        s.job_id is None and not s.refused and not s.ended and now - s.time < _SUBMIT for s in directory.submits()
-    )
+    return any(now - submit.time < _SUBMIT for submit in without_id(directory))

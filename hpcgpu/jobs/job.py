@@ -284,6 +284,8 @@ class Job:
             state, reason = JobState.COMPLETING, OWN_CANCEL
         elif self.job_id is None:
             reason = "it is being submitted"
+            if self.dispatcher.expects(self.name):
+                reason = "it is not known yet whether the queue has it"
         elif state is JobState.PENDING and (self.view is None or not self.view.polled):
             reason = "the queue has not reported it yet"
         elif state is JobState.RUNNING and not status.suspended:

@@ -66,7 +66,7 @@ class Planned:
 
 @dataclass
 class Submitting:
-    """Its submit is under way, in `task`."""
+    """Its submit is under way, in `task`, or got no answer: then the queue may have the job."""
 
     task: asyncio.Task[None] | None = None
 

@@ -8,11 +8,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpcgpu.batch.base import BatchSystem, JobState
-from hpcgpu.batch.queue_monitor import Monitor
+from hpcgpu.batch.queue_monitor import GRACE, Monitor, presumed_ended
 from hpcgpu.display.counts_and_durations import MANY, listed
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Damaged, NameLost, Superseded
 from hpcgpu.posix.full_disk import cannot_be_written
@@ -20,10 +21,30 @@ from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling.wanted_state import Wanted
 from hpcgpu.store import saved_options
 from hpcgpu.store.directory import ClusterDirectory
-from hpcgpu.store.journal import End
+from hpcgpu.store.journal import End, Submit
 from hpcgpu.store.removed_directory import RemovalWatch
 
 SUBMITS_AT_ONCE = 4
+#: Seconds for which the queue must not have a job whose submit got no answer, before a cluster that ends counts it as
+#: never submitted. While the cluster lives, it is `GRACE`, because the cluster would submit another job instead.
+_LATE = 10.0
+
+
+@dataclass
+class _Unanswered:
+    """A submit that got no answer: how many answers of the queue did not show its job, the first and the last one."""
+
+    answers: int = 0
+    first: float = math.inf
+    last: float = -math.inf
+
+    def missed(self, *, now: float) -> None:
+        """Record an answer of the queue without the job."""
+        self.answers, self.first, self.last = self.answers + 1, min(self.first, now), now
+
+    def never_accepted(self, grace: float) -> bool:
+        """Whether the queue has answered for so long without the job that it counts as never submitted."""
+        return presumed_ended(missing=self.last - self.first, answers=self.answers, grace=grace)
 
 
 class Dispatcher:
@@ -58,7 +79,7 @@ class Dispatcher:
         #: Whether `cancel_all` found that the jobs belong to another program by now.
         self.overtaken = False
         self._ids: dict[str, str] = {}
-        self._uncertain: set[str] = set()
+        self._unanswered: dict[str, _Unanswered] = {}
         self._in_flight: set[str] = set()
         self.problem = ""
         self._changed = threading.Condition()
@@ -73,6 +94,14 @@ class Dispatcher:
         job_id = self._ids.pop(name, "")
         self.cancelled.discard(job_id)
         self.monitor.views.pop(job_id, None)
+
+    def expect(self, name: str) -> None:
+        """Look for a job whose submit got no answer, or none that this program has seen."""
+        self._unanswered[name] = _Unanswered()
+
+    def expects(self, name: str) -> bool:
+        """Whether it is not known if the queue has the job of that name."""
+        return name in self._unanswered
 
     def id_of(self, name: str) -> str | None:
         """Return the id of the job of that name; None before it is known."""
@@ -136,7 +165,7 @@ class Dispatcher:
                     script, job_name=name, logs=logs, after=after, exclude=exclude, wanted=wanted
                 )
             except AmbiguousSubmit:
-                self._uncertain.add(name)
+                self.expect(name)
                 raise
             except NameLost:  # the journal belongs to another cluster by now
                 raise
@@ -231,7 +260,65 @@ class Dispatcher:
         """Query the queue once for these jobs (default: all that have not ended) and record its answer."""
         alive = self.monitor.alive()
         answer = await in_thread(self.monitor.query, alive if job_ids is None else alive & frozenset(job_ids))
-        self.monitor.record(answer, now=self.clock())
+        self.monitor.record(answer, now=self.clock(), waiting=True if self.looked_for() else None)
+
+    def looked_for(self) -> list[str]:
+        """Return the jobs whose submit got no answer, except those that count as never submitted.
+
+        A close looks for all of them: it is the last chance to find a job that the queue accepted much later.
+        """
+        unanswered = list(self._unanswered.items())
+        return [name for name, one in unanswered if self.closing or not one.never_accepted(GRACE)]
+
+    async def look_up(self, name: str) -> Submit | None:
+        """Look in the queue for a job whose submit got no answer.
+
+        Returns
+        -------
+        Submit or None
+            What is known now; None if it is not known yet whether the queue has the job. Without an id, the job counts
+            as never submitted. The journal then says that it is not wanted: a later manager ends it if it appears.
+
+        Raises
+        ------
+        BatchError
+            The queue does not answer, or the cluster or its name belongs to another program.
+        """
+        return await in_thread(self._look_up, name)
+
+    def _look_up(self, name: str) -> Submit | None:
+        self.check_manager()  # a job of this name might be another cluster's
+        one = self._unanswered.get(name)
+        if one is None:  # another thread has found it
+            return None
+        # read each time: an earlier manager that still lives writes the outcome of its submit
+        submit = {kept.name: kept for kept in self.directory.submits()}.get(name) or Submit(name, "worker")
+        if submit.refused:
+            self._unanswered.pop(name, None)
+            return submit
+        if ids := [submit.job_id] if submit.job_id is not None else self.batch.find(name):
+            self._found(name, ids)
+            return replace(submit, job_id=ids[-1])
+        one.missed(now=self.clock())
+        if self.closing and one.never_accepted(_LATE):
+            self._unanswered.pop(name, None)
+        elif one.never_accepted(GRACE):
+            self._note(self.directory.cancel, [name])
+            return submit
+        return None
+
+    def _found(self, name: str, ids: list[str]) -> None:
+        """Record the job of a submit that got no answer; cancel it if the cluster is closing."""
+        self._ids[name] = ids[-1]
+        self.monitor.watch(ids[-1], name, now=self.clock())
+        self._unanswered.pop(name, None)
+        self._note(self.directory.submitted, name, ids[-1])
+        if self.closing:
+            self.batch.cancel(ids)
+            self.cancelled.update(ids)
+        elif ids[:-1]:  # the queue has accepted several attempts of one submit
+            with contextlib.suppress(BatchError):
+                self.batch.cancel(ids[:-1])
 
     async def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
         """Cancel jobs by one command; skip jobs that are already cancelled or have ended."""
@@ -292,11 +379,10 @@ class Dispatcher:
         if named:
             self._lock_out()
         # if the name was lost, a job of that name would belong to the other cluster
-        for name in sorted(self._uncertain if named else ()):
+        for name in self.looked_for() if named else ():
             try:
-                self.batch.cancel(self.batch.find(name))
-                self._uncertain.discard(name)
-            except BatchError as error:
+                self._look_up(name)
+            except (BatchError, OSError) as error:
                 problems.append(f"it is not known whether job {name!r} exists: {error}")
         with self._changed:
             if not self._changed.wait_for(lambda: not self._in_flight, timeout):
@@ -338,7 +424,9 @@ class Dispatcher:
         These are ids in the order of submission, and names of jobs whose id is not known.
         """
         gone = self.gone()
-        return [i for i in list(self._ids.values()) if i not in gone] + sorted(self._uncertain | self._in_flight)
+        return [i for i in list(self._ids.values()) if i not in gone] + sorted(
+            self._unanswered.keys() | self._in_flight
+        )
 
     def gone(self) -> frozenset[str]:
         """Return the ids of jobs that have ended. An unknown job counts as ended only if it was cancelled."""

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from hpcgpu.display.counts_and_durations import duration, listed
 from hpcgpu.display.progress import Progress, ending
-from hpcgpu.errors import NameLost, Superseded
+from hpcgpu.errors import BatchError, NameLost, Superseded
 from hpcgpu.jobs.job_phases import Ended
 from hpcgpu.manager.program_exit import keep_at_exit
 from hpcgpu.manager.reconciler import CLOSE_TIMEOUT, Reconciler
@@ -64,10 +64,16 @@ class Closing:
                 progress.update(what, f"{ending(left)}, for {duration(self._deadline - time.monotonic())} at most")
                 await asyncio.sleep(pause)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self.state.poll(left), max(1.0, self._deadline - time.monotonic()))
+                    await asyncio.wait_for(self._look_for(left), max(1.0, self._deadline - time.monotonic()))
             self.left = dispatcher.left()
             progress.left = ending(self.left) if self.left else ""
         self._learn_ids()
+
+    async def _look_for(self, left: list[str]) -> None:
+        await self.state.poll(left)
+        with suppress(BatchError, OSError):
+            for name in self.state.dispatcher.looked_for():
+                await self.state.dispatcher.look_up(name)
 
     def _learn_ids(self) -> None:
         """Record the result of submits that were under way: each ends in its own thread, without the event loop."""

@@ -15,7 +15,7 @@ from math import inf
 from hpcgpu.batch.reasons import explain
 from hpcgpu.dask_scheduler.rpc_types import WaitingWork
 from hpcgpu.display.counts_and_durations import listed
-from hpcgpu.errors import BatchError, ClusterError, Superseded
+from hpcgpu.errors import BatchError, ClusterError, NameLost, Superseded
 from hpcgpu.jobs.demand import demands
 from hpcgpu.jobs.job_phases import Ended
 from hpcgpu.jobs.worker_group import WorkerGroup
@@ -34,6 +34,7 @@ from hpcgpu.scaling.policy_data import Decision, Limits
 from hpcgpu.scaling.replace_failed_jobs import STABLE
 from hpcgpu.scaling.wanted_state import Close, Command, DeleteGroup, Detach, Resume, Scale, Wanted, WantedGroup, apply
 from hpcgpu.software.compare_environments import EnvironmentCheck, environments
+from hpcgpu.store import journal
 from hpcgpu.store.removed_directory import directory_exists
 
 #: Seconds that closing may take.
@@ -180,6 +181,7 @@ class Reconciler:
         if state.dispatcher.problem:
             state.messages.warn(state.dispatcher.problem)
             state.dispatcher.problem = ""
+        await self._look_up()
         if state.failures.observe({name: job.queue_status for name, job in state.registry.jobs.items()}):
             state.poll_now.set()
         self._observe_jobs()
@@ -194,6 +196,41 @@ class Reconciler:
         await self.refresh()
         await self.lost_jobs.record_ends()
         self.decide()
+
+    async def _look_up(self) -> None:
+        """Look for the jobs whose submit got no answer. Until that is known, no other job takes their place."""
+        state = self.state
+        if state.dispatcher.monitor.error:
+            return
+        for name in state.dispatcher.looked_for():
+            try:
+                submit = await state.dispatcher.look_up(name)
+            except (Superseded, NameLost):
+                raise
+            except (BatchError, OSError):  # the next poll looks again
+                return
+            if submit is not None:
+                self._looked_up(submit)
+
+    def _looked_up(self, submit: journal.Submit) -> None:
+        """Record whether the queue has a job whose submit got no answer."""
+        state, registry = self.state, self.state.registry
+        job = registry.jobs.get(submit.name) or registry.worker_job(submit.name, registry.group(submit.group))
+        if not isinstance(job, WorkerJob):
+            return
+        if submit.job_id is None:
+            registry.remove(job)
+            state.messages.log(f"the queue does not have worker job {job.name}, whose submit got no answer")
+            return
+        state.messages.log(f"the queue has worker job {submit.job_id} ({job.name}), whose submit got no answer")
+        job.record_id(submit.job_id)
+        job.group.failures.submitted()
+        if job.draining:
+            self.drainer.stay([job])  # the next decision ends it if it still is one too many
+        elif submit.cancelled or submit.group not in registry.groups:  # an earlier manager has decided to end it
+            job.drain(Drain.UNWANTED, begun=False)
+            self.drainer.go_on()
+        self.submitter.detach_when_complete()
 
     async def refresh(self) -> None:
         """Query the scheduler for its workers and their load.

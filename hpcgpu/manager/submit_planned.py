@@ -70,7 +70,8 @@ class Submitter:
                 else:  # the queue has refused another job meanwhile; this job is planned again later
                     state.registry.remove(job)
         except Exception as error:
-            state.registry.remove(job)
+            if not isinstance(error, AmbiguousSubmit):  # the job keeps its place until it is known: see `Reconciler`
+                state.registry.remove(job)
             if isinstance(error, Superseded):
                 state.supersede(str(error))
             elif not state.dispatcher.closing:

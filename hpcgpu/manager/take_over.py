@@ -15,7 +15,8 @@ from pathlib import Path
 from hpcgpu.batch.base import JobState
 from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.errors import BatchUnavailable, ClusterError
-from hpcgpu.existing_clusters.query_jobs import live_jobs, submitted
+from hpcgpu.existing_clusters.query_jobs import query, submitted, without_id
+from hpcgpu.jobs.job_phases import Submitting
 from hpcgpu.jobs.scheduler_job import SchedulerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.reconciler import CLOSE_TIMEOUT
@@ -66,9 +67,13 @@ async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob)
     """
     directory, dispatcher = state.dispatcher.directory, state.dispatcher
     # query the queue first: if it does not answer, the cluster keeps its present manager
-    await in_thread(live_jobs, directory, dispatcher.batch)
-    dispatcher.manager = directory.take_over(program()).number
     jobs: dict[str, Submit] = await in_thread(submitted, directory, dispatcher.batch)
+    await in_thread(query, jobs, dispatcher.batch)
+    _check_scheduler(state, directory, jobs)
+    dispatcher.manager = directory.take_over(program()).number
+    unanswered = without_id(directory)
+    jobs = await in_thread(submitted, directory, dispatcher.batch)
+    _check_scheduler(state, directory, jobs)
     used = [worker_names.sequence(submit.name, state.name) for submit in directory.submits()]
     state.registry.sequence = max([-1, *(number for number in used if number is not None)]) + 1
     for job_id, submit in jobs.items():
@@ -85,9 +90,27 @@ async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob)
             state.registry.add(scheduler)
         else:
             _attach_worker_job(state, submit, job_id, directory.wanted().sizes)
+    names = {submit.name for submit in jobs.values()}
+    for submit in unanswered:
+        if submit.name not in names:
+            _expect_worker_job(state, submit)
     _count_earlier(state, directory, jobs)
     await _check(state, scheduler, directory, security=bool(options.cluster.security))
     state.messages.log(f"took over {counted(len(jobs), 'job')}")
+
+
+def _check_scheduler(state: ClusterState, directory: ClusterDirectory, jobs: Mapping[str, Submit]) -> None:
+    """Raise `ClusterError` if the scheduler job may still come into the queue: the cluster is not over then.
+
+    The submit command has its own session, and survives the program that runs it.
+    """
+    if any(submit.kind == "scheduler" for submit in jobs.values()):
+        return
+    if any(submit.kind == "scheduler" for submit in without_id(directory)):
+        raise ClusterError(
+            f"cluster {state.name} cannot be taken over: it is not known yet whether the queue has its scheduler job. "
+            f"Try again in a minute. If the job never comes, run: hpcgpu stop {directory.in_shell}"
+        )
 
 
 async def _check(state: ClusterState, scheduler: SchedulerJob, directory: ClusterDirectory, *, security: bool) -> None:
@@ -105,6 +128,13 @@ async def _check(state: ClusterState, scheduler: SchedulerJob, directory: Cluste
         raise ClusterError(
             f"cluster {state.name} is ending: its credentials were removed. Start a new one when its jobs have ended"
         )
+
+
+def _expect_worker_job(state: ClusterState, submit: Submit) -> None:
+    """Take over the submit of a worker job that the queue does not show yet. It counts as a job, if it is wanted."""
+    state.dispatcher.expect(submit.name)
+    if not submit.cancelled and submit.group in state.registry.groups:
+        state.registry.worker_job(submit.name, state.registry.group(submit.group)).submitting(Submitting())
 
 
 def _attach_worker_job(state: ClusterState, submit: Submit, job_id: str, sizes: Mapping[str, int]) -> None:

@@ -13,7 +13,7 @@ from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
 from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.errors import BatchUnavailable
+from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable
 from hpcgpu.jobs.job_registry import Registry
 from hpcgpu.jobs.scheduler_job import SchedulerJob
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
@@ -42,7 +42,7 @@ class Queue(BatchSystem):
         self.ids = itertools.count(1)
         self.jobs: dict[str, JobStatus] = {}
         self.refusal: Exception | None = None
-        self.silent = False
+        self.silent = self.loses_answers = False
         self.excluded: list[str] = []
 
     def check(self) -> None: ...
@@ -66,6 +66,8 @@ class Queue(BatchSystem):
         self.jobs[job_id] = JobStatus(
             job_id=job_id, state=JobState.PENDING, name=job_name, reason="Priority", words=REASONS
         )
+        if self.loses_answers:
+            raise AmbiguousSubmit(f"it is not known whether job {job_name!r} exists")
         return job_id
 
     def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
@@ -82,6 +84,8 @@ class Queue(BatchSystem):
                 self.jobs[job_id] = replace(self.jobs[job_id], state=JobState.CANCELLED)
 
     def find(self, job_name: str) -> list[str]:
+        if self.silent:
+            raise BatchUnavailable("squeue does not answer")
         return [job_id for job_id, status in self.jobs.items() if status.name == job_name and not status.state.ended]
 
     def own_job(self, environ: Mapping[str, str]) -> OwnJob | None:

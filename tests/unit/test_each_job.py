@@ -19,11 +19,12 @@ from hpcgpu.manager import closing as closing_of_cluster
 from hpcgpu.manager import draining, program_exit
 from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.cluster_phases import Kind, Ownership, Phase
+from hpcgpu.manager.take_over import attach
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.walltime_margin import margin
-from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Close, DeleteGroup
+from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Close, DeleteGroup, Scale, apply
 from hpcgpu.store import create_directory
 from hpcgpu.store.contact import Contact
 from tests.helpers import Clock
@@ -158,17 +159,145 @@ async def test_no_job_is_left_in_the_queue_when_another_program_takes_over_durin
         assert (submit.job_id, submit.cancelled) == ("1", True), "the journal says so to the other program"
 
 
-async def test_the_close_finds_the_job_of_a_submit_that_the_queue_did_not_answer(tmp_path: Path) -> None:
+def live(site: Site) -> list[str]:
+    """Names of the worker jobs that the queue has."""
+    jobs = site.queue.jobs.values()
+    return sorted(job.name for job in jobs if not job.state.ended and job.name != "demo-scheduler")
+
+
+async def unanswered(site: Site) -> None:
+    """Ask for a third job, demo-2; the queue does not answer its submit, and does not have the job yet."""
+    site.queue.refusal = AmbiguousSubmit("the queue does not say whether it has the job")
+    await site.scale(3)
+    site.queue.refusal = None
+
+
+async def test_a_job_whose_submit_got_no_answer_is_a_job_of_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draining, "_FINISHING_INTERVAL", 0.0)
+    site = await begun(tmp_path)
+    site.queue.loses_answers = True
+    await site.scale(3)
+    assert site.shown["demo-2"] == ("pending", "it is not known yet whether the queue has it")
+    site.queue.loses_answers = False
+    await site.passes(100)
+    assert live(site) == ["demo-0", "demo-1", "demo-2"]
+    await site.starts("demo-2")
+    site.now += HOUR
+    await site.polled()
+    assert site.group.gpu_seconds(now=site.now) == pytest.approx(3 * HOUR, abs=300)
+    await site.scale(0)
+    await site.passes(100)
+    assert live(site) == []
+
+
+async def test_a_job_that_the_queue_shows_late_is_not_submitted_twice(tmp_path: Path) -> None:
+    site = await begun(tmp_path)
+    await unanswered(site)
+    await site.passes(50)
+    site.queue.submit(tmp_path / "worker", job_name="demo-2")
+    await site.passes(100)
+    assert live(site) == sorted(site.registry.active) == ["demo-0", "demo-1", "demo-2"]
+
+
+async def test_no_job_takes_the_place_of_one_that_cannot_be_looked_up(tmp_path: Path) -> None:
+    site = await begun(tmp_path)
+    await unanswered(site)
+    site.queue.silent = True
+    await site.passes(HOUR, step=10)
+    assert len(site.directory.submits()) == 4, "the scheduler and three workers"
+    site.queue.silent = False
+    site.queue.submit(tmp_path / "worker", job_name="demo-2")
+    await site.passes(100)
+    assert live(site) == ["demo-0", "demo-1", "demo-2"]
+
+
+async def test_a_job_that_the_queue_does_not_have_a_minute_later_is_submitted_under_another_name(
+    tmp_path: Path,
+) -> None:
+    site = await begun(tmp_path)
+    await unanswered(site)
+    await site.passes(150)
+    assert live(site) == ["demo-0", "demo-1", "demo-3"]
+    other = await taken_over(site, tmp_path)
+    site.queue.submit(tmp_path / "worker", job_name="demo-2")  # after all
+    await other.passes(20)
+    assert live(other) == ["demo-0", "demo-1", "demo-3"], "the next manager ends it"
+
+
+async def test_a_job_that_is_not_wanted_any_more_when_it_is_found_ends(tmp_path: Path) -> None:
+    site = await begun(tmp_path)
+    await unanswered(site)
+    await site.scale(2)
+    site.queue.submit(tmp_path / "worker", job_name="demo-2")
+    await site.passes(20)
+    assert live(site) == ["demo-0", "demo-1"] and not any(job.draining for job in site.registry.worker_jobs)
+
+
+@pytest.mark.parametrize("kind", ["worker", "scheduler"])
+async def test_the_close_finds_the_job_of_a_submit_that_the_queue_did_not_answer(tmp_path: Path, kind: str) -> None:
     site = Site(tmp_path)
-    dispatcher = site.state.dispatcher
+    dispatcher, name = site.state.dispatcher, f"demo-{kind}"
     site.queue.refusal = AmbiguousSubmit("the queue does not say whether it has the job")
     with pytest.raises(AmbiguousSubmit):
-        await dispatcher.submit(tmp_path / "worker", name="demo-0", kind="worker")
+        await dispatcher.submit(tmp_path / kind, name=name, kind=kind)
     site.queue.refusal = None
-    site.queue.submit(tmp_path / "worker", job_name="demo-0")
-    assert dispatcher.left() == ["demo-0"]
     dispatcher.cancel_all(0.0)
-    assert states(site) == [JobState.CANCELLED] and dispatcher.left() == []
+    assert dispatcher.left() == [name], "the queue may show it late"
+    job_id = site.queue.submit(tmp_path / kind, job_name=name)
+    await dispatcher.look_up(name)
+    assert site.queue.jobs[job_id].state is JobState.CANCELLED
+    await dispatcher.poll()
+    assert dispatcher.left() == []
+
+
+async def test_a_close_does_not_wait_long_for_a_job_that_the_queue_never_had(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.state.dispatcher.expect("demo-0")
+    site.state.dispatcher.cancel_all(0.0)
+    site.now += 11
+    await site.state.dispatcher.look_up("demo-0")
+    assert site.state.dispatcher.left() == []
+
+
+async def test_a_job_whose_submit_outlives_its_program_is_a_job_of_the_next_manager(tmp_path: Path) -> None:
+    site = await begun(tmp_path)
+    site.directory.want(apply(site.state.wanted, Scale(DEFAULT, 3)))
+    site.directory.intend("demo-2", "worker")  # then the program is killed
+    other = await taken_over(site, tmp_path)
+    other.reconciler.decide()
+    await other.settled()
+    site.queue.submit(tmp_path / "worker", job_name="demo-2")
+    await other.passes(60)
+    assert live(other) == sorted(other.registry.active) == ["demo-0", "demo-1", "demo-2"]
+    other.state.dispatcher.cancel_all(0.0)
+    assert live(other) == []
+
+
+async def test_a_job_that_its_manager_cancels_when_another_program_takes_over_is_no_failure(tmp_path: Path) -> None:
+    site = await begun(tmp_path)
+    site.directory.want(apply(site.state.wanted, Scale(DEFAULT, 3)))
+    site.directory.intend("demo-2", "worker")
+    other = await taken_over(site, tmp_path)
+    other.reconciler.decide()
+    await other.settled()
+    job_id = site.queue.submit(tmp_path / "worker", job_name="demo-2")
+    site.directory.submitted("demo-2", job_id)
+    site.directory.cancel(["demo-2"])
+    site.queue.cancel([job_id])
+    await other.passes(60)
+    assert live(other) == ["demo-0", "demo-1", "demo-3"] and other.warned == []
+
+
+async def test_a_cluster_whose_scheduler_job_is_just_being_submitted_is_left_alone(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    manager = site.directory.manager()
+    site.directory.intend("demo-scheduler", "scheduler")
+    with pytest.raises(ClusterError, match=r"it is not known yet whether the queue has its scheduler job"):
+        await attach(site.state, site.options, site.scheduler)
+    assert not site.directory.closing and site.directory.dashboard_token()
+    assert site.directory.manager() == manager, "the program that submits it goes on"
 
 
 async def test_a_cluster_that_lost_its_name_cancels_no_job_of_the_other_cluster(tmp_path: Path) -> None:
