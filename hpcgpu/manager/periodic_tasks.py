@@ -56,24 +56,25 @@ class Periodic:
     async def _watch_queue(self) -> None:
         """Poll for all jobs, and record those that have started and ended. If the cluster is lost, cancel its jobs."""
         reconciler, state = self.reconciler, self.reconciler.state
+        cadence, interval = state.dispatcher.monitor.cadence, self.options.poll_interval
+        cadence.next_poll = max(cadence.next_poll, state.now + interval)  # or soon after the first submits
+        due = self._next_poll()
         # a task that is cancelled at the moment when it wakes may continue
         while not state.phase.closing and (not state.phase.lost or state.cancelling):
-            cadence = state.dispatcher.monitor.cadence
-            interval = self.options.poll_interval  # as long as the cluster starts, or its scheduler is lost
-            if state.listening or cadence.failures:
-                interval = max(0.0, cadence.next_poll - state.now)
-            if await _woken(state.poll_now, interval):
+            if event := await _woken(state.poll_now, max(0.0, due - state.now)):
                 cadence.soon(now=state.now)
-                await asyncio.sleep(min(1.0, self.options.poll_interval))  # the queue lists a change after a moment
+                due = min(due, cadence.next_poll)  # an event never puts a poll off
+                await asyncio.sleep(min(1.0, interval))  # the queue lists a change after a moment
             state.poll_now.clear()
             try:
                 if state.cancelling:
                     await reconciler.end_all()
-                    continue
-                state.dispatcher.check_manager()
-                await reconciler.observe_queue()
-                self.check_notices()
-                self._record_error("polling the queue", None)
+                else:
+                    state.dispatcher.check_manager()
+                    if not event:
+                        await reconciler.observe_queue()
+                        self.check_notices()
+                        self._record_error("polling the queue", None)
             except Superseded as error:
                 state.supersede(str(error))
                 return
@@ -82,6 +83,15 @@ class Periodic:
             except Exception as error:
                 cadence.failed(now=state.now)
                 self._record_error("polling the queue", error)
+            if not event:
+                due = self._next_poll()
+
+    def _next_poll(self) -> float:
+        """Return when the next poll is due if nothing happens."""
+        state, cadence = self.reconciler.state, self.reconciler.state.dispatcher.monitor.cadence
+        if state.listening or cadence.failures:
+            return cadence.next_poll
+        return state.now + self.options.poll_interval  # the cluster starts, or its scheduler is lost
 
     async def _watch_stream(self, client: SchedulerClient) -> None:
         """Notice when the scheduler's stream of events ends, and open it again if the scheduler still answers."""

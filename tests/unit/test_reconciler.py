@@ -1665,6 +1665,67 @@ async def test_workers_are_heard_of_again_also_after_an_error_that_nobody_expect
     ]
 
 
+# How often the queue is polled
+
+
+async def polls_in_an_hour(site: Site, monkeypatch: pytest.MonkeyPatch, events: Iterable[int]) -> list[float]:
+    """Return when the manager polls, if it is woken at these seconds. Time passes only while it waits."""
+    polled, began, poll, sleep, over = list[float](), site.now, site.queue.poll, asyncio.sleep, asyncio.Event()
+
+    def counted(job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        polled.append(site.now - began)
+        return poll(job_ids)
+
+    async def passes(seconds: float) -> None:
+        await sleep(0)
+        site.now += seconds
+        if site.now - began > HOUR:
+            over.set()
+            await asyncio.Event().wait()
+
+    async def woken(event: asyncio.Event, timeout: float) -> bool:
+        now = site.now - began
+        pause = min(next((at - now for at in events if at > now), HOUR), timeout)
+        await passes(pause)
+        return pause < timeout
+
+    with monkeypatch.context() as patch:
+        patch.setattr(site.queue, "poll", counted)
+        patch.setattr(asyncio, "sleep", passes)
+        patch.setattr(periodic_module, "_woken", woken)
+        periodic = Periodic(site.reconciler, replace(site.options.cluster, poll_interval=10.0))
+        periodic.watch_queue()
+        await asyncio.wait_for(over.wait(), 60)
+        for task in periodic.tasks:
+            task.cancel()
+    return polled
+
+
+async def test_the_queue_is_polled_a_second_after_an_event_and_rarely_without_any(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polled = await polls_in_an_hour(site, monkeypatch, [2000])
+    assert any(at == pytest.approx(2001) for at in polled)
+    assert len(polled) < 110
+
+
+async def test_events_without_end_cost_the_queue_a_few_polls_more_and_hold_none_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polled = await polls_in_an_hour(site, monkeypatch, range(3600))
+    assert len(polled) < HOUR / 10 * 4
+    assert max(later - earlier for earlier, later in itertools.pairwise(polled)) < 13
+
+
+async def test_a_queue_that_does_not_answer_is_polled_ever_more_rarely_whatever_happens(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.queue.silent, site.client.listening = True, False
+    polled = await polls_in_an_hour(site, monkeypatch, range(3600))
+    gaps = [later - earlier for earlier, later in itertools.pairwise(polled)]
+    assert min(gaps[2:]) > 70
+
+
 # A cluster that is lost while the queue does not answer
 
 
