@@ -83,8 +83,8 @@ class Periodic:
             except Exception as error:
                 cadence.failed(now=state.now)
                 self._record_error("polling the queue", error)
-            if not event:
-                due = self._next_poll()
+            if not event:  # a refused cancel waits longer than the next poll, which nothing then plans anew
+                due = max(self._next_poll(), state.now + min(1.0, interval))
 
     def _next_poll(self) -> float:
         """Return when the next poll is due if nothing happens."""
