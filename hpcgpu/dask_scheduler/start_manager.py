@@ -38,6 +38,8 @@ _ANSWER = 90.0
 _CHECK = 5.0
 #: Seconds until a manager that failed is started again: the first time, and at most.
 _PAUSE, _LONGEST_PAUSE = 60.0, 600.0
+#: Seconds for the next heartbeat of a manager that the lease counts as gone.
+_SILENT = 30.0
 #: Seconds from the record of a new manager to its first heartbeat: the manager queries the queue first.
 _TAKE_OVER = 300.0
 
@@ -66,7 +68,8 @@ class ManagerProcess:
         #: Held while the process is started or replaced.
         self._changing = asyncio.Lock()
         self._problem, self._manager_then = "", 0
-        self._newcomer, self._newcomer_since = 0, 0.0
+        #: The manager that sends no heartbeats, and the seconds in which one could have been heard.
+        self._unheard, self._silence = 0, 0.0
 
     @property
     def problem(self) -> str:
@@ -145,21 +148,27 @@ class ManagerProcess:
         begin : bool
             Whether its first start takes the cluster over from another manager.
         """
-        pause = _PAUSE
+        again, pause = 0.0, _PAUSE
         while True:
-            async with self._changing:
-                if not self._runs and (begin or await self._needed()) and (problem := await self._start()):
-                    self._fail(f"adaptive scaling is off, and hpcgpu tries again: {problem}")
-            if self._runs and self._watch is not None:
+            tried, problem = False, ""
+            try:
+                async with self._changing:
+                    if not self._runs:
+                        needed = await self._needed() or begin
+                        tried = needed and time.monotonic() >= again
+                        problem = await self._start() if tried else ""
+            except Exception as error:  # no error ends this task
+                problem, tried = repr(error), True
+            if problem:
+                self._fail(f"adaptive scaling is off, and hpcgpu tries again: {problem}")
+            if self._watch is not None and not self._watch.done():
                 await asyncio.wait([self._watch])
-            begin = begin and bool(self.problem)
+                tried = True
             if not self.problem:
-                pause = _PAUSE
-                await asyncio.sleep(_CHECK)
-                continue
-            again, pause = time.monotonic() + pause, min(2 * pause, _LONGEST_PAUSE)
-            while self.problem and time.monotonic() < again:
-                await asyncio.sleep(_CHECK)
+                begin, again, pause = False, 0.0, _PAUSE
+            elif tried:
+                again, pause = time.monotonic() + pause, min(2 * pause, _LONGEST_PAUSE)
+            await asyncio.sleep(_CHECK)
 
     @property
     def _runs(self) -> bool:
@@ -175,11 +184,13 @@ class ManagerProcess:
             return False
         if latest is None or latest.left:
             return True
-        if latest.number <= self._lease.manager:
-            return not self._lease.present
-        if latest.number != self._newcomer:  # it has not sent a heartbeat yet
-            self._newcomer, self._newcomer_since = latest.number, time.monotonic()
-        return time.monotonic() - self._newcomer_since > _TAKE_OVER
+        known = latest.number <= self._lease.manager
+        heard = known and self._lease.present
+        if heard or latest.number != self._unheard:
+            self._unheard, self._silence = latest.number, 0.0
+        # Count checks, not the clock: a scheduler that was suspended has heard nobody.
+        self._silence += _CHECK
+        return not heard and self._silence > (_SILENT if known else _TAKE_OVER)
 
     def _queue_answers(self) -> str:
         batch = batch_system(self.directory.system)

@@ -166,6 +166,8 @@ async def test_the_manager_starts_again_when_the_program_that_took_over_manages_
         manager.directory.leave(number)
     elif end == "is silent":
         monkeypatch.setattr(end_without_manager, "_SILENT", 0.0)
+        assert not await manager._needed(), "if the scheduler was suspended, a heartbeat arrives soon"
+        monkeypatch.setattr(start_manager, "_SILENT", 0.0)
     else:
         monkeypatch.setattr(start_manager, "_TAKE_OVER", 0.0)
     await starts(2)
