@@ -198,8 +198,8 @@ class BatchUnavailable(BatchError):
 class AmbiguousSubmit(BatchUnavailable):
     """A submit got no answer, and the queue could not be queried for the job.
 
-    So the job may exist. hpcgpu has written its name to the cluster directory: ``hpcgpu stop NAME`` finds and
-    cancels it when the queue answers again.
+    So the job may exist. hpcgpu has written its name to the cluster directory. A cluster that runs looks for the job at
+    each poll. ``hpcgpu stop NAME`` finds and cancels it when the queue answers again.
     """
 
 

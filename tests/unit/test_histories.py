@@ -13,11 +13,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.errors import BatchUnavailable, ClusterError, SubmitLimited, SubmitRefused
+from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, SubmitLimited, SubmitRefused
 from hpcgpu.jobs.job_phases import Ended
 from hpcgpu.manager import draining
 from hpcgpu.manager.closing import Closing
@@ -46,11 +46,23 @@ _REFUSALS: list[Callable[[], Exception]] = [
 
 
 class Faulty(Queue):
-    """A queue that refuses, is silent, or loses its answer."""
+    """A queue that refuses, is silent, loses its answer, or accepts a job only after the submit has failed."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.refuses_cancels = False
+        self.refuses_cancels = self.accepts_late = False
+        self.late: list[str] = []
+
+    def submit(self, script: Path, **arguments: Any) -> str:
+        if self.accepts_late and self.refusal is None:
+            self.late.append(arguments["job_name"])
+            raise AmbiguousSubmit(f"it is not known whether job {arguments['job_name']!r} exists")
+        return super().submit(script, **arguments)
+
+    def accept(self) -> None:
+        """Accept the jobs whose submit has failed before."""
+        while self.late:
+            super().submit(Path("worker"), job_name=self.late.pop())
 
     def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
         if self.refuses_cancels:
@@ -114,6 +126,8 @@ class World:
     async def passes(self, seconds: int) -> None:
         for _ in range(seconds // 5):
             self.site.now += 5
+            if not (self.queue.silent or self.queue.loses_answers or self.site.directory.closing):
+                self.queue.accept()  # in a closed cluster such a job ends at once
             if self.site.state.cancelling:
                 await self.site.reconciler.end_all()
             if not self.over:
@@ -156,6 +170,9 @@ class World:
 
     async def loses_answers(self, on: bool) -> None:
         self.queue.loses_answers = on
+
+    async def accepts_late(self, on: bool) -> None:
+        self.queue.accepts_late = on
 
     async def scheduler_is_silent(self, on: bool) -> None:
         self.site.client.listening = not on
@@ -202,7 +219,7 @@ class World:
     async def healed(self) -> None:
         """Nothing goes wrong any more, and the user asks once more for what is wanted."""
         await self.disk_is_full(False)
-        self.queue.silent = self.queue.refuses_cancels = self.queue.loses_answers = False
+        self.queue.silent = self.queue.refuses_cancels = self.queue.loses_answers = self.queue.accepts_late = False
         self.queue.refusal, self.site.client.full = None, False
         self.site.client.listening = not self.queue.jobs["1"].state.ended
         await self.passes(1500)
@@ -238,6 +255,7 @@ _step = st.one_of(
     st.tuples(st.just("refuses_cancels"), _on),
     st.tuples(st.just("refuses_submits"), st.integers(0, 5)),
     st.tuples(st.just("loses_answers"), _on),
+    st.tuples(st.just("accepts_late"), _on),
     st.tuples(st.just("scheduler_is_silent"), _on),
     st.tuples(st.just("data_fits_nowhere"), _on),
     st.tuples(st.just("disk_is_full"), _on),
@@ -298,6 +316,8 @@ async def history(steps: list[tuple[Any, ...]], path: Path) -> None:
 
 @settings(max_examples=int(NEW or 40), derandomize=not NEW, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(_step, min_size=3, max_size=30), _end, st.lists(_step, max_size=10))
+@example([("loses_answers", True), ("order", Scale(DEFAULT, 3)), ("loses_answers", False)], (), [("passes", 100)])
+@example([("accepts_late", True), ("order", Scale(DEFAULT, 3)), ("taken_over",)], (), [("passes", 100)])
 def test_whatever_happens_no_job_is_lost_or_doubled_and_the_wanted_size_comes_back(
     steps: list[tuple[Any, ...]], end: tuple[tuple[Any, ...], ...], after: list[tuple[Any, ...]]
 ) -> None:
