@@ -134,6 +134,21 @@ def test_a_submit_of_which_nothing_is_known_is_told_by_its_name(odd: Odd, queue:
     queue.cancel(live(queue))
 
 
+def test_a_job_whose_submit_got_no_answer_is_found_when_the_queue_answers_again(
+    odd: Odd, queue: LocalQueue, until: Until
+) -> None:
+    with LocalGPUCluster(**CPU) as cluster:
+        odd.submit_error = AmbiguousSubmit("the queue did not say whether it accepted the job")
+        cluster.scale(jobs=1)
+        until(lambda: "did not say whether it accepted the job" in repr(cluster), "the user is told")
+        odd.submit_error = None
+        until(lambda: cluster.scheduler_info["workers"], "it works")
+        until(lambda: all(job.id for job in cluster.jobs), "it is found")
+        assert len(live(queue)) == 2 == len(cluster.jobs), "no job is doubled"
+        cluster.scale(jobs=0)
+        until(lambda: len(live(queue)) == 1, "it ends")
+
+
 @pytest.mark.parametrize(
     "error", [BatchError("`squeue` was not found on the PATH"), OSError(11, "Resource temporarily unavailable")]
 )
