@@ -954,10 +954,11 @@ def program(text: str, place: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_fork_server_that_hangs_in_its_imports_is_ended_and_workers_are_spawned(tmp_path: Path) -> None:
-    (tmp_path / "hangs.py").write_text("import signal\nsignal.pause()\n")
+    hangs = "import pathlib, signal\npathlib.Path(__file__).with_name('begun').touch()\nsignal.pause()\n"
+    (tmp_path / "hangs.py").write_text(hangs)
     done = program(
         """
-import contextlib, os, psutil
+import contextlib, os, pathlib, psutil, time
 from hpcgpu.runtime import forkserver
 
 forkserver._TIMEOUT, forkserver._MODULES = 0.0, ("hangs",)
@@ -966,6 +967,9 @@ if __name__ == "__main__":
         fork_server = forkserver.begin(gpus=False, at_end=at_end)
         servers = [child for child in psutil.Process().children() if "resource_tracker" not in str(child.cmdline())]
         assert fork_server is not None and len(servers) == 1
+        # an earlier end would let multiprocessing start a fork server of its own
+        while not pathlib.Path(__file__).with_name("begun").exists():
+            time.sleep(0.05)
         assert forkserver.finish(fork_server, ["worker"], gpus=False) == ["worker"]
         servers[0].wait(60)
     os._exit(0)
