@@ -954,8 +954,17 @@ def program(text: str, place: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_fork_server_that_hangs_in_its_imports_is_ended_and_workers_are_spawned(tmp_path: Path) -> None:
-    hangs = "import pathlib, signal\npathlib.Path(__file__).with_name('begun').touch()\nsignal.pause()\n"
-    (tmp_path / "hangs.py").write_text(hangs)
+    (tmp_path / "hangs.py").write_text("""
+import contextlib, os, pathlib, select, signal, socket
+
+for file in os.listdir("/proc/self/fd"):
+    with contextlib.suppress(OSError):  # it is no socket
+        each = socket.socket(fileno=os.dup(int(file)))
+        if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            select.select([each], [], [])  # until the first process of the job has connected
+pathlib.Path(__file__).with_name("begun").touch()
+signal.pause()
+""")
     done = program(
         """
 import contextlib, os, pathlib, psutil, time
