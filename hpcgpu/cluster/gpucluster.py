@@ -224,6 +224,8 @@ class GPUCluster(ClusterInspection):
         except BaseException:
             manager.state.ownership.ends_jobs = False
             with suppress(Exception):
+                if not asynchronous:  # it was not attached yet, so it keeps the lease that it had
+                    self.sync(manager.close, release=False, callback_timeout=CLOSE_TIMEOUT)
                 self.close(timeout=CLOSE_TIMEOUT)
             raise
 

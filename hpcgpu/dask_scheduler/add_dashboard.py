@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from distributed.http import get_handlers
-from tornado.web import RequestHandler
+from tornado.web import Application, RequestHandler
 
 from hpcgpu.dask_scheduler import gpu_dashboard_page
 from hpcgpu.dask_scheduler.rpc_types import GPUState
@@ -50,7 +50,8 @@ async def add_dashboard(scheduler: Scheduler, gpus: Callable[[], list[GPUState]]
         except Exception as error:  # an unknown release of Dask or Bokeh, or a driver that fails
             why = f"{type(error).__name__}: {error}"
             logger.exception("hpcgpu: the cluster works, but has no dashboard: %s", why)
-            scheduler.http_application.add_handlers(".*", [(".*", _NoDashboard, {"why": why})])
+            # an application of its own comes after Dask's routes, which need no Bokeh
+            scheduler.http_application.add_application(Application([(".*", _NoDashboard, {"why": why})]))
 
 
 async def _add(scheduler: Scheduler, gpus: Callable[[], list[GPUState]], cluster: str) -> None:

@@ -308,17 +308,23 @@ class Dispatcher:
         return None
 
     def _found(self, name: str, ids: list[str]) -> None:
-        """Record the job of a submit that got no answer; cancel it if the cluster is closing."""
+        """Record the job of a submit that got no answer; cancel it if the cluster is closing.
+
+        Raises
+        ------
+        BatchError
+            The queue has accepted several attempts of the submit, and does not cancel the others. They are looked up
+            again.
+        """
+        if ids[:-1]:
+            self.batch.cancel(ids[:-1])
         self._ids[name] = ids[-1]
         self.monitor.watch(ids[-1], name, now=self.clock())
         self._unanswered.pop(name, None)
         self._note(self.directory.submitted, name, ids[-1])
         if self.closing:
-            self.batch.cancel(ids)
+            self.batch.cancel(ids[-1:])
             self.cancelled.update(ids)
-        elif ids[:-1]:  # the queue has accepted several attempts of one submit
-            with contextlib.suppress(BatchError):
-                self.batch.cancel(ids[:-1])
 
     async def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
         """Cancel jobs by one command; skip jobs that are already cancelled or have ended."""

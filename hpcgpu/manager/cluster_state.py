@@ -57,6 +57,8 @@ class ClusterState:
         Wake what watches the queue, decides on the size, and sends heartbeats to the scheduler.
     tasks : set of asyncio.Task
         Submits and drains that are under way.
+    leaving : bool
+        This program completes them, and then leaves the cluster: it decides nothing new.
     notify : callable
         Notifies an absent user of an event, with a message; see `hpcgpu.manager.notify.Notice`.
     """
@@ -79,6 +81,7 @@ class ClusterState:
     decide_now: asyncio.Event = field(default_factory=asyncio.Event)
     heartbeat_now: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    leaving: bool = False
     notify: Callable[[str, str], None] = lambda event, message: None
 
     @property

@@ -371,10 +371,13 @@ class Manager:
             )
         submits = [job.submit_task for job in state.registry.worker_jobs if job.submit_task is not None]
         await asyncio.gather(*submits, return_exceptions=True)
-        await self._complete(_DETACH_TIMEOUT)
-        await self._release()
-        state.detaches()
-        keep_at_exit(state.dispatcher)
+        self.reconciler.order(Detach())
+        keep_at_exit(state.dispatcher)  # whatever happens to this program now, the jobs stay
+        try:
+            await self._complete(_DETACH_TIMEOUT)
+            await self._release()
+        finally:
+            state.detaches()
         await self.close()
 
     async def _complete(self, seconds: float) -> None:
@@ -383,6 +386,7 @@ class Manager:
         A job that still works after this time takes tasks again. The next manager drains it.
         """
         state, until = self.state, time.monotonic() + seconds
+        state.leaving = True
         with Progress(self.options.cluster.quiet) as progress:
             while (tasks := [task for task in state.tasks if not task.done()]) and time.monotonic() < until:
                 progress.update(f"cluster {state.name}: waiting for {what_drains_wait_for(state.registry.draining)}")
@@ -397,8 +401,7 @@ class Manager:
             )
 
     async def _release(self) -> None:
-        """Record that the cluster needs no manager, and tell the scheduler."""
-        self.reconciler.order(Detach())
+        """Report to the scheduler that the cluster needs no manager any more."""
         if self.client is not None:
             with suppress(TimeoutError, OSError):
                 await self.client.release()
@@ -426,11 +429,13 @@ class Manager:
             self.reconciler.order(Close())
         elif release and state.managed and self._starter.submitted.is_set():
             try:
-                await self._complete(_LEAVE_TIMEOUT)
-                await self._release()
+                self.reconciler.order(Detach())
             except (ClusterError, BatchError, OSError) as error:
                 if state.managed:
                     state.messages.warn(str(error))
+            else:
+                await self._complete(_LEAVE_TIMEOUT)
+                await self._release()
         state.closes()
         for task in [*self._periodic.tasks, *state.tasks, *([self._starting] if self._starting else [])]:
             task.cancel()

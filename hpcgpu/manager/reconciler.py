@@ -151,6 +151,8 @@ class Reconciler:
         An open connection proves nothing: the kernel keeps it open for a process that is suspended or blocked.
         """
         state, now = self.state, self.state.now
+        if not state.managed:  # the scheduler of a lost cluster answers no more
+            return
         if answers:
             if self._silence_reported:
                 state.messages.log("the scheduler answers again")
@@ -459,7 +461,7 @@ class Reconciler:
     def decide(self) -> None:
         """Bring each group to the size that it should have, or end all jobs of a cluster that is over."""
         state, now = self.state, self.state.now
-        if not (state.managed or state.cancelling):
+        if not state.cancelling and (state.leaving or not state.managed):
             return
         groups = state.registry.all_groups()  # a new group may have the name of a deleted one
         decided = decide(self._observed(groups), now=now)

@@ -213,7 +213,7 @@ class SchedulerClient:
 
     async def resume(self, names: Iterable[str]) -> None:
         """Let workers take tasks again."""
-        await self.rpc.hpcgpu_resume(names=list(names))
+        await asyncio.wait_for(self.rpc.hpcgpu_resume(names=list(names)), _TIMEOUT)
 
     async def lose(self, names: Iterable[str], why: str) -> None:
         """Remove workers, and let clients know why the results that only these had are lost."""

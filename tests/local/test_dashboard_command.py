@@ -126,6 +126,7 @@ def test_workers_connect_before_the_scheduler_has_imported_its_dashboard_for_whi
         assert status == code and re.search(why, page, re.DOTALL), page
         pages = cluster.dashboard_link_with_token().replace("/status", "/hpcgpu")
         assert code == 200 or opened(pages) == (status, page)
+        assert opened(pages.replace("/hpcgpu", "/info/main/workers.html"))[0] == 200, "it needs no Bokeh"
         assert client.submit(sum, [5, 6]).result(timeout=250) == 11
         [log] = cluster.directory.logs.glob("*-scheduler-*.log")
         assert "the cluster works, but has no dashboard: " in log.read_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster, NoCluster, OptionError, SlurmGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import BatchUnavailable, ClusterWarning, SubmitRefused
+from hpcgpu.existing_clusters.lookup import locate
 from hpcgpu.existing_clusters.stop import stop
 from hpcgpu.manager import start_cluster
 from hpcgpu.manager.manager import Manager
@@ -464,7 +466,7 @@ def test_a_job_that_works_when_its_cluster_is_left_takes_tasks_until_the_next_ma
         calls = [client.submit(travels(works), ends, workers=[worker], pure=False) for worker in workers]
         until(lambda: all(map(len, client.processing().values())), "both work")
         cluster.scale(jobs=1)
-        with told("busy-1 of cluster busy should end, but still works"):
+        with told("busy-[01] of cluster busy should end, but still works"):
             cluster.detach()
         ends.touch()
         assert client.gather(calls) == [1, 1]
@@ -472,6 +474,48 @@ def test_a_job_that_works_when_its_cluster_is_left_takes_tasks_until_the_next_ma
         with LocalGPUCluster.from_name("busy"):
             until(lambda: len(live(queue)) == 2, "the next manager ends it")
     assert live(queue) == []
+
+
+def test_a_detach_is_recorded_before_it_waits_for_work(queue: LocalQueue, tmp_path: Path, until: Until) -> None:
+    cluster = LocalGPUCluster(name="busy", jobs=2, **CPU)
+    cluster.wait_for_workers(2)
+    ends = tmp_path / "ends"
+    os.mkfifo(ends)
+    with hpcgpu.connect("busy", quiet=True) as client, ThreadPoolExecutor() as pool:
+        workers = [*cluster.scheduler_info["workers"]]
+        calls = [
+            client.submit(travels(lambda end: len(end.read_text())), ends, workers=[w], pure=False) for w in workers
+        ]
+        until(lambda: all(map(len, client.processing().values())), "both work")
+        cluster.scale(jobs=1)
+        left = pool.submit(cluster.detach)
+        until(lambda: cluster.directory.detached, "whatever happens to the program now, its jobs stay")
+        end = os.open(ends, os.O_RDWR)
+        os.close(end)
+        assert client.gather(calls) == [0, 0]
+        left.result(timeout=250)
+    stop(cluster.directory, queue)
+    until(lambda: live(queue) == [], "it is stopped")
+
+
+def test_an_interrupted_take_over_leaves_the_lease_in_force(queue: LocalQueue, home: Path, until: Until) -> None:
+    blocker = block_queue(queue, home)
+    crashes = "import os, signal; from hpcgpu import LocalGPUCluster; "
+    crashes += f"LocalGPUCluster(name='late', wait=False, jobs=0, **{WAITS!r}); os.kill(os.getpid(), signal.SIGKILL)"
+    assert subprocess.run([sys.executable, "-c", crashes], check=False).returncode == -signal.SIGKILL
+    directory = locate("late")
+    takes = "from hpcgpu import LocalGPUCluster; LocalGPUCluster.from_name('late', quiet=True)"
+    program = subprocess.Popen([sys.executable, "-c", takes], stderr=subprocess.PIPE, text=True)
+    try:
+        until(lambda: (manager := directory.manager()) is not None and manager.number == 2, "it has taken over")
+        program.send_signal(signal.SIGINT)
+        _, said = program.communicate(timeout=250)
+    finally:
+        program.kill()
+    assert "KeyboardInterrupt" in said and not directory.detached
+    assert stop(directory, queue) == []
+    queue.cancel([blocker])
+    until(lambda: live(queue) == [], "nothing is left")
 
 
 def test_what_is_given_up_altogether_ends_with_what_it_holds(queue: LocalQueue, until: Until) -> None:

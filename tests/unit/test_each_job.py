@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -190,6 +191,28 @@ async def test_a_job_whose_submit_got_no_answer_is_a_job_of_the_cluster(
     await site.scale(0)
     await site.passes(100)
     assert live(site) == []
+
+
+async def test_several_jobs_of_a_submit_without_an_answer_are_looked_up_until_one_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = await begun(tmp_path)
+    await unanswered(site)
+    for _ in range(2):
+        site.queue.submit(tmp_path / "script", job_name="demo-2")
+    cancel = site.queue.cancel
+    refuses = [True]
+
+    def refused(job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        if refuses:
+            refuses.pop()
+            raise BatchUnavailable("scancel does not answer")
+        cancel(job_ids, only_pending=only_pending)
+
+    monkeypatch.setattr(site.queue, "cancel", refused)
+    await site.passes(100)
+    assert not refuses and live(site) == ["demo-0", "demo-1", "demo-2"]
+    assert site.queue.find("demo-2") == [site.job("demo-2").job_id]
 
 
 async def test_a_job_that_the_queue_shows_late_is_not_submitted_twice(tmp_path: Path) -> None:

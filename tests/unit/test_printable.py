@@ -112,7 +112,7 @@ def test_the_end_of_a_cluster_is_not_called_done_while_jobs_are_left(
         now=0.0,
         poll=poll,
         registry=registry,
-        dispatcher=SimpleNamespace(left=lambda: list(jobs), overtaken=False),
+        dispatcher=SimpleNamespace(left=lambda: list(jobs), overtaken=False, looked_for=lambda: []),
     )
     reconciler: Any = SimpleNamespace(state=state)
     closing = Closing(reconciler, quiet=False)

@@ -423,6 +423,14 @@ async def test_a_scheduler_that_is_silent_though_its_job_runs_is_told_once(site:
     assert "demo-0" in site.warned[1]
 
 
+async def test_the_scheduler_of_a_lost_cluster_is_not_expected_to_answer(site: Site) -> None:
+    await site.reconciler.fail("scheduler job 1 completed")
+    for _ in range(300):
+        site.now += 1
+        site.reconciler.observe_answer(False)
+    assert site.warned == ["scheduler job 1 completed"]
+
+
 async def test_a_scheduler_that_does_not_answer_though_its_connection_stays_open_is_told_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
