@@ -48,6 +48,8 @@ from hpcgpu.store.directory import ClusterDirectory
 _ENVIRONMENT_TIMEOUT = 30.0
 #: Seconds for drains when this program leaves its cluster: by `detach`; by `close`, which may run at exit.
 _DETACH_TIMEOUT, _LEAVE_TIMEOUT = 30.0, 5.0
+#: How often a drain is cancelled, half a second apart.
+_CANCELS = 10
 #: A phase as distributed calls it.
 _STATUS = {
     Kind.CREATED: Status.created,
@@ -391,9 +393,12 @@ class Manager:
             while (tasks := [task for task in state.tasks if not task.done()]) and time.monotonic() < until:
                 progress.update(f"cluster {state.name}: waiting for {what_drains_wait_for(state.registry.draining)}")
                 await asyncio.wait(tasks, timeout=min(0.5, seconds))
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for _ in range(_CANCELS):  # a call of Dask may turn a cancel into an OSError, after which a drain tries again
+            for task in tasks:
+                task.cancel()
+            if not (tasks := [task for task in tasks if not task.done()]):
+                break
+            await asyncio.wait(tasks, timeout=0.5)
         if staying := await self.reconciler.drainer.give_up():
             state.messages.warn(
                 f"{listed(staying)} of cluster {state.name} should end, but still works. It continues after this "
