@@ -168,7 +168,7 @@ class GPUCluster(ClusterInspection):
         shutdown_on_close : bool, default True
             Whether `close` ends its jobs. `detach` leaves them in any case.
         wait : bool, default True
-            Wait until the scheduler answers.
+            Wait for a scheduler job that has not started yet. A scheduler that runs must answer in any case.
         asynchronous : bool, default False
             Use from a running event loop: ``await`` it.
         notify : str or callable, optional
@@ -191,7 +191,8 @@ class GPUCluster(ClusterInspection):
         BatchError
             The batch system does not answer, or the cluster is in another queue.
         ClusterError
-            It was closed, or none of its jobs is left.
+            It was closed, or none of its jobs is left. Or its scheduler does not answer, or has other software than
+            this program: then the cluster keeps its present manager.
         """
         self, options = cls.__new__(cls), dict[str, Any](notify=notify, quiet=quiet)
         self._callbacks = Callbacks.from_options(options, on_ending)

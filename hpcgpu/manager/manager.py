@@ -36,6 +36,7 @@ from hpcgpu.manager.periodic_tasks import Periodic
 from hpcgpu.manager.program_exit import cancel_at_exit, keep_at_exit
 from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.scheduler_client import SchedulerClient, Workers
+from hpcgpu.manager.take_over import running_scheduler
 from hpcgpu.manager.wait_for_workers import HoldWait, what_drains_wait_for, what_jobs_wait_for
 from hpcgpu.options.shared_options_and_defaults import Options, WorkerOptions
 from hpcgpu.runtime.scheduler_connection import no_answer, unreachable
@@ -94,7 +95,7 @@ class Manager:
         self.state = ClusterState(name, dispatcher, registry, ownership, self.messages, time.time)
         self.state.wanted = start_cluster.wanted_first(registry.groups, options.cluster.jobs)
         self.reconciler = Reconciler(self.state, EnvironmentCheck(options.cluster.environment_check))
-        ended = ownership.attached and not directory.tls.is_dir()  # `attach` raises the error
+        ended = ownership.attached and not directory.tls.is_dir()  # the start raises the error
         self.security = (
             certificates_and_keys.security(directory) if options.cluster.security and not ended else Security()
         )
@@ -103,6 +104,8 @@ class Manager:
         self._periodic.check_notices = self._notices.check
         self._starter = start_cluster.Starter(self.reconciler, self._periodic, options, self.security)
         self._starting: asyncio.Task[None] | None = None
+        #: The address of the scheduler whose answer the start waits for; empty otherwise.
+        self._asked = ""
         self._closing: asyncio.Task[None] | None = None
         if ownership.ends_at_exit:
             cancel_at_exit(dispatcher)
@@ -263,9 +266,8 @@ class Manager:
         with Progress(self.options.cluster.quiet) as progress:
             while not start.done():
                 entries = [job for job in state.scheduler.entries if job.job_id] if state.scheduler is not None else []
-                address = state.scheduler.external_address if state.scheduler is not None else None
-                if state.ownership.attached and address:  # the scheduler may have run for days, and may hang
-                    progress.update(f"cluster {state.name}: waiting for an answer of the scheduler at {address}")
+                if state.ownership.attached and self._asked:  # the scheduler may have run for days, and may hang
+                    progress.update(f"cluster {state.name}: waiting for an answer of the scheduler at {self._asked}")
                 elif entries:
                     progress.update(
                         f"cluster {state.name}: waiting for the scheduler", what_jobs_wait_for(state, entries)
@@ -303,29 +305,46 @@ class Manager:
     async def _start(self) -> None:
         state = self.state
         state.starts()
-        await self._starter.start()
-        assert state.scheduler is not None
-        address = str(state.scheduler.external_address or state.scheduler.address)
-        state.messages.log(f"the scheduler is at {address}")
-        lost_scheduler.explain_loss(address, functools.partial(_why_lost, weakref.ref(state)))
-        client = SchedulerClient(address, self.security, self._workers_joined, self.reconciler.worker_left)
+        client: SchedulerClient | None = None
         try:
-            await client.listen(None)  # the scheduler may be busy: many clients may use it already
+            if state.ownership.attached:  # if the scheduler cannot be used, the cluster keeps its present manager
+                running = await running_scheduler(state, security=bool(self.options.cluster.security))
+                client = await self._reach(running) if running is not None else None
+            await self._starter.start()
+            assert state.scheduler is not None
+            address = str(state.scheduler.external_address or state.scheduler.address)
+            client = client or await self._reach(address)
             self.check_usable()
             if state.phase.superseded:
                 raise ClusterError(state.phase.not_ours)
         except BaseException:
-            await client.close()
+            if client is not None:
+                await client.close()
             raise
+        lost_scheduler.explain_loss(address, functools.partial(_why_lost, weakref.ref(state)))
         state.runs()
         state.client = client
-        await self._compare_with_scheduler(client)
         self.reconciler.observe_workers(client.known)
         # some workers joined before the first comparison
         self.reconciler.compare_environments(client.known, client.known)
         await self.reconciler.observe_load()
         self.reconciler.drainer.go_on()
         self._periodic.watch_scheduler(client)
+
+    async def _reach(self, address: str) -> SchedulerClient:
+        """Connect to the scheduler; raise or warn if its software and that of this program are incompatible."""
+        self.state.messages.log(f"the scheduler is at {address}")
+        client = SchedulerClient(address, self.security, self._workers_joined, self.reconciler.worker_left)
+        self._asked = address
+        try:
+            await client.listen(None)  # the scheduler may be busy: many clients may use it already
+            await self._compare_with_scheduler(client)
+        except BaseException:
+            await client.close()
+            raise
+        finally:
+            self._asked = ""
+        return client
 
     def _workers_joined(self, joined: Workers, known: Workers) -> None:
         for address, worker in joined.items():
@@ -429,7 +448,9 @@ class Manager:
         """Cancel the jobs, disconnect from the scheduler if it answers, wait until the queue is empty."""
         state = self.state
         self._observe_take_over()
-        leaves = state.ownership.leaves_jobs(state.phase, cancelled=state.dispatcher.closing)
+        # before it has taken the cluster over, the jobs are not this program's to end
+        theirs = state.ownership.attached and not state.dispatcher.manager
+        leaves = theirs or state.ownership.leaves_jobs(state.phase, cancelled=state.dispatcher.closing)
         if not leaves:
             self.reconciler.order(Close())
         elif release and state.managed and self._starter.submitted.is_set():

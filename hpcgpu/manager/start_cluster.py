@@ -73,7 +73,7 @@ class Starter:
         """Return when the scheduler can be reached."""
         state = self.reconciler.state
         if state.ownership.attached:
-            await attach(state, self.options, self._scheduler_job())
+            await attach(state, self._scheduler_job())
             self.reconciler.restore(state.dispatcher.directory.wanted())
             self.reconciler.drainer.go_on()
         else:

@@ -15,12 +15,11 @@ from pathlib import Path
 from hpcgpu.batch.base import JobState
 from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.errors import BatchUnavailable, ClusterError
-from hpcgpu.existing_clusters.query_jobs import query, submitted, without_id
+from hpcgpu.existing_clusters.query_jobs import looked_up, submitted, without_id
 from hpcgpu.jobs.job_phases import Submitting
 from hpcgpu.jobs.scheduler_job import SchedulerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.reconciler import CLOSE_TIMEOUT
-from hpcgpu.options.shared_options_and_defaults import Options
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling import worker_names
@@ -47,14 +46,48 @@ def _called() -> str:
     return f"{name} {command}".rstrip()
 
 
-async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob) -> None:
+async def running_scheduler(state: ClusterState, *, security: bool) -> str | None:
+    """Return the address of the scheduler of a cluster that this program wants to take over; None if it does not run.
+
+    This changes nothing. What can prevent a take-over is checked before `attach`, because a cluster keeps its present
+    manager until then.
+
+    Parameters
+    ----------
+    state : ClusterState
+    security : bool
+        Whether the cluster has credentials.
+
+    Raises
+    ------
+    ClusterError
+        The cluster is ending, or it is not known yet whether the queue has its scheduler job.
+    BatchUnavailable
+        The queue does not answer.
+    """
+    directory, batch = state.dispatcher.directory, state.dispatcher.batch
+    jobs: dict[str, Submit] = await in_thread(submitted, directory, batch)
+    statuses = await in_thread(looked_up, jobs, batch)
+    _check_scheduler(state, directory, jobs)
+    ended = {job_id for job_id, status in statuses.items() if status.state.ended}
+    schedulers = {job_id for job_id, submit in jobs.items() if submit.kind == "scheduler"} - ended
+    if not schedulers:  # `attach` reports how it ended
+        return None
+    if security and not directory.tls.is_dir():
+        raise ClusterError(
+            f"cluster {state.name} is ending: its credentials were removed. Start a new one when its jobs have ended"
+        )
+    contact = await in_thread(directory.contact)
+    return contact.client if contact is not None and contact.job_id in schedulers else None
+
+
+async def attach(state: ClusterState, scheduler: SchedulerJob) -> None:
     """Take over the jobs that the cluster has.
 
     Parameters
     ----------
     state : ClusterState
         Its registry has the groups, without jobs.
-    options : Options
     scheduler : SchedulerJob
         Becomes the scheduler of the cluster.
 
@@ -66,13 +99,9 @@ async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob)
         The queue does not answer.
     """
     directory, dispatcher = state.dispatcher.directory, state.dispatcher
-    # query the queue first: if it does not answer, the cluster keeps its present manager
-    jobs: dict[str, Submit] = await in_thread(submitted, directory, dispatcher.batch)
-    await in_thread(query, jobs, dispatcher.batch)
-    _check_scheduler(state, directory, jobs)
     dispatcher.manager = directory.take_over(program()).number
     unanswered = without_id(directory)
-    jobs = await in_thread(submitted, directory, dispatcher.batch)
+    jobs: dict[str, Submit] = await in_thread(submitted, directory, dispatcher.batch)
     _check_scheduler(state, directory, jobs)
     used = [worker_names.sequence(submit.name, state.name) for submit in directory.submits()]
     state.registry.sequence = max([-1, *(number for number in used if number is not None)]) + 1
@@ -95,7 +124,7 @@ async def attach(state: ClusterState, options: Options, scheduler: SchedulerJob)
         if submit.name not in names:
             _expect_worker_job(state, submit)
     _count_earlier(state, directory, jobs)
-    await _check(state, scheduler, directory, security=bool(options.cluster.security))
+    await _check(state, scheduler, directory)
     state.messages.log(f"took over {counted(len(jobs), 'job')}")
 
 
@@ -113,7 +142,7 @@ def _check_scheduler(state: ClusterState, directory: ClusterDirectory, jobs: Map
         )
 
 
-async def _check(state: ClusterState, scheduler: SchedulerJob, directory: ClusterDirectory, *, security: bool) -> None:
+async def _check(state: ClusterState, scheduler: SchedulerJob, directory: ClusterDirectory) -> None:
     """Raise `ClusterError` if there is nothing to attach to."""
     if state.scheduler is None and not any(submit.kind == "scheduler" for submit in directory.submits()):
         raise ClusterError(
@@ -124,10 +153,6 @@ async def _check(state: ClusterState, scheduler: SchedulerJob, directory: Cluste
         await in_thread(state.dispatcher.cancel_all, CLOSE_TIMEOUT)
         what = scheduler.failure_report() if state.scheduler is not None else "it has no scheduler job"
         raise ClusterError(f"cluster {state.name} has ended and cannot be taken over: {what}")
-    if security and not directory.tls.is_dir():
-        raise ClusterError(
-            f"cluster {state.name} is ending: its credentials were removed. Start a new one when its jobs have ended"
-        )
 
 
 def _expect_worker_job(state: ClusterState, submit: Submit) -> None:

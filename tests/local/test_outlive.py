@@ -12,9 +12,11 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from distributed.exceptions import WorkerStartTimeoutError
 
@@ -28,6 +30,7 @@ from hpcgpu.manager import start_cluster
 from hpcgpu.manager.manager import Manager
 from hpcgpu.orders.change_size import scale_and_wait
 from hpcgpu.scaling.wanted_state import Scale, apply
+from hpcgpu.software import compare_environments
 from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, told
 from tests.helpers import CPU, block_queue, in_queue, names, start_program, travels
@@ -324,6 +327,26 @@ def test_a_queue_that_does_not_answer_costs_a_cluster_no_manager(
             patch.setattr("hpcgpu.cluster.gpucluster.batch_system", lambda system: Silent(queue.directory, gpus=4))
             with pytest.raises(ClusterError, match="the queue does not answer"):
                 LocalGPUCluster.from_name("alive")
+        first.scale(jobs=1)
+        first.wait_for_workers(1)
+
+
+@pytest.mark.parametrize("why", ["its scheduler does not answer", "client, scheduler and workers are incompatible"])
+def test_a_scheduler_that_a_program_cannot_use_costs_a_cluster_no_manager(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    with LocalGPUCluster(name="alive", jobs=0, **CPU) as first:
+        contact = first.directory.contact()
+        assert contact is not None
+        with monkeypatch.context() as patch, dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+            if why.startswith("client"):
+                patch.setattr(compare_environments, "collect", lambda: {"dask": "2000.1.0"})
+            else:  # as on a host from which no way leads to it
+                first.directory.publish(replace(contact, client="tls://127.0.0.1:1"))
+            for wait in (True, False):
+                with pytest.raises(ClusterError, match=f"^Cluster alive cannot be taken over: {why}"):
+                    LocalGPUCluster.from_name("alive", wait=wait)
+        first.directory.publish(contact)
         first.scale(jobs=1)
         first.wait_for_workers(1)
 

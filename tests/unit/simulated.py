@@ -311,8 +311,7 @@ async def taken_over(site: Site, path: Path) -> Site:
     other.state = ClusterState("demo", dispatcher, other.registry, Ownership(True, True), other, lambda: other.now)
     other.reconciler = Reconciler(other.state, EnvironmentCheck("off"))
     other.scheduler = SchedulerJob(dispatcher, path / "scheduler", "demo-scheduler", site.directory.logs, 60.0)
-    cluster = replace(site.options.cluster, security="")
-    await attach(other.state, replace(site.options, cluster=cluster), other.scheduler)
+    await attach(other.state, other.scheduler)
     other.reconciler.restore(site.directory.wanted())
     await other.scheduler.wait_until_reachable()
     other.state.client = other.client

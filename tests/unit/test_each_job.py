@@ -20,7 +20,7 @@ from hpcgpu.manager import closing as closing_of_cluster
 from hpcgpu.manager import draining, program_exit
 from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.cluster_phases import Kind, Ownership, Phase
-from hpcgpu.manager.take_over import attach
+from hpcgpu.manager.take_over import running_scheduler
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.policy_data import Limits
@@ -318,7 +318,7 @@ async def test_a_cluster_whose_scheduler_job_is_just_being_submitted_is_left_alo
     manager = site.directory.manager()
     site.directory.intend("demo-scheduler", "scheduler")
     with pytest.raises(ClusterError, match=r"it is not known yet whether the queue has its scheduler job"):
-        await attach(site.state, site.options, site.scheduler)
+        await running_scheduler(site.state, security=False)
     assert not site.directory.closing and site.directory.dashboard_token()
     assert site.directory.manager() == manager, "the program that submits it goes on"
 

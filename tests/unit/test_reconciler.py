@@ -29,7 +29,6 @@ from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.cluster_phases import Kind, Ownership
 from hpcgpu.manager.periodic_tasks import Periodic
 from hpcgpu.manager.start_cluster import Starter
-from hpcgpu.manager.take_over import attach
 from hpcgpu.manager.wait_for_workers import HoldWait, wanted_workers, what_drains_wait_for
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling import worker_names
@@ -1310,15 +1309,6 @@ async def test_a_job_that_was_requeued_teaches_no_wait(site: Site) -> None:
     await site.starts("demo-0")
     assert isinstance(site.job("demo-0").phase, Running)
     assert site.group.waits == waits
-
-
-async def test_a_program_does_not_take_a_cluster_over_whose_queue_does_not_answer(site: Site, tmp_path: Path) -> None:
-    present = site.directory.manager()
-    site.queue.silent = True
-    options = replace(site.options, cluster=replace(site.options.cluster, security=""))
-    with pytest.raises(BatchUnavailable, match="squeue does not answer"):
-        await attach(site.state, options, site.scheduler)
-    assert site.directory.manager() == present, "its manager goes on"
 
 
 async def test_a_group_keeps_its_jobs_if_the_record_of_its_size_is_lost(site: Site, tmp_path: Path) -> None:
