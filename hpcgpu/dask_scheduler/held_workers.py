@@ -18,6 +18,7 @@ from distributed.core import Status
 
 from hpcgpu.dask_scheduler.rpc_types import HeldWorkerInfo, HoldSize
 from hpcgpu.dask_worker.gpu_metrics import GPUS
+from hpcgpu.dask_worker.uploaded_package import UNPACKED, uploaded
 from hpcgpu.errors import ClusterError
 from hpcgpu.fabric.connection_report import NODE
 from hpcgpu.runtime.job_identity import JOB
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Seconds for which a worker is known to leave: a manager whose connection breaks cannot take it back.
 _LEAVES = 120.0
+#: Most seconds to wait until workers have unpacked packages: a call may block the event loop of one that has them.
+_UNPACKS = 60.0
 
 
 class _Hold:
@@ -37,6 +40,8 @@ class _Hold:
     ----------
     members : list of WorkerState
         Empty while the program waits for them.
+    given : bool
+        Whether the program has received its members.
     nested : bool
         Whether the program holds another set meanwhile.
     waits : dict of str to int
@@ -50,6 +55,7 @@ class _Hold:
     def __init__(self, size: HoldSize, *, nested: bool) -> None:
         self.size, self.nested = size, nested
         self.members: list[WorkerState] = []
+        self.given = False
         self.waits = {"free": 0, "reserved": 0}
         self.lost: WorkerState | None = None
         self.changed = asyncio.Event()
@@ -138,7 +144,6 @@ class Holds:
 
     async def _report(self, comm: Comm, hold: _Hold, ended: asyncio.Future[Any]) -> None:
         """Send what changes to the program, until it closes the connection."""
-        sent = False
         while not ended.done():
             hold.changed.clear()
             if hold.lost is not None:
@@ -146,12 +151,26 @@ class Holds:
                 await asyncio.wait([ended])
             elif not hold.members:
                 await comm.write(hold.waits)
-            elif not sent:
-                sent = True
+            elif not hold.given and await self._unpacked(hold, ended):
+                hold.given = True
                 await comm.write({"held": _described(hold.members)})
             changed = asyncio.ensure_future(hold.changed.wait())
             await asyncio.wait([ended, changed], return_when=asyncio.FIRST_COMPLETED)
             changed.cancel()
+
+    async def _unpacked(self, hold: _Hold, ended: asyncio.Future[Any]) -> bool:
+        """Wait until the members of a set have unpacked the uploaded packages; return whether it is still the same set.
+
+        A worker that cannot unpack a package ends soon after it has joined; see `require_packages`.
+        """
+        members = hold.members
+        if uploaded(self.scheduler.worker_plugins):
+            workers = [ws.address for ws in members]
+            answers = self.scheduler.broadcast(msg={"op": UNPACKED}, workers=workers, on_error="ignore")
+            answered = asyncio.ensure_future(answers)
+            await asyncio.wait([answered, ended], timeout=_UNPACKS, return_when=asyncio.FIRST_COMPLETED)
+            answered.cancel()
+        return hold.members is members
 
     def assign(self) -> None:
         """Give free workers to the programs that wait, in the order of their requests.
@@ -189,11 +208,16 @@ class Holds:
     def removed(self, address: str) -> None:
         """Free the other members of a set one of whose workers is lost; let the program and its waiting tasks fail.
 
-        A task that must run on the lost worker would wait for ever.
+        A task that must run on the lost worker would wait for ever. A program that has not received the set yet waits
+        for another one.
         """
         for hold in self._holds:
             lost = next((ws for ws in hold.members if ws.address == address), None)
-            if lost is not None:
+            if lost is not None and not hold.given:
+                hold.members = []  # it waits again
+                self._count()
+                hold.changed.set()
+            elif lost is not None:
                 hold.lost = hold.lost or lost
                 hold.changed.set()
                 self._count()

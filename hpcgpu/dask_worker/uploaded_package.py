@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,11 +54,18 @@ class Package:
 _TIMEOUT = 10.0
 #: What the names of the plugins begin with.
 _PLUGIN = "hpcgpu-package-"
+#: RPC of a worker: it answers once it has unpacked what it got when it joined.
+UNPACKED = "hpcgpu_unpacked"
 
 
 def plugin_name(package: str) -> str:
     """Return the name of the plugin of a package on the workers."""
     return f"{_PLUGIN}{package}"
+
+
+def uploaded(plugins: Iterable[str]) -> bool:
+    """Whether any of the plugins of these names is a package."""
+    return any(name.startswith(_PLUGIN) for name in plugins)
 
 
 class UploadedPackage(WorkerPlugin):  # type: ignore[misc]
@@ -92,7 +100,19 @@ def require_packages(worker: Worker) -> None:
 
     A worker that runs already reports the error to the program that uploads, as distributed does.
     """
-    add = worker.plugin_add
+    add, setups = worker.plugin_add, set[asyncio.Future[Any]]()
+
+    async def add_and_record(plugin: Any, name: str | None = None, **options: bool) -> Any:
+        setup = asyncio.ensure_future(add_or_end(plugin, name, **options))
+        setups.add(setup)
+        try:
+            return await setup
+        finally:
+            setups.discard(setup)
+
+    async def unpacked() -> str:
+        await asyncio.gather(*setups, return_exceptions=True)
+        return "OK"
 
     async def add_or_end(plugin: Any, name: str | None = None, **options: bool) -> Any:
         if name is None or not name.startswith(_PLUGIN):  # dask-cuda's plugins come without names
@@ -111,7 +131,8 @@ def require_packages(worker: Worker) -> None:
             await worker.close(nanny=False, reason="hpcgpu-package")
             raise
 
-    worker.plugin_add = add_or_end  # it adds the plugins when the worker starts; later ones come to a handler
+    worker.handlers[UNPACKED] = unpacked
+    worker.plugin_add = add_and_record  # it adds the plugins when the worker starts; later ones come to a handler
 
 
 async def install_on_scheduler(package: Package, process: str, dask_scheduler: Any) -> list[str]:

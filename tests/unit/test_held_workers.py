@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from distributed import Scheduler, Worker
+from distributed import Scheduler, Worker, WorkerPlugin
 from distributed.core import connect
 
 from hpcgpu.dask_scheduler import held_workers
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
+from hpcgpu.dask_worker.uploaded_package import plugin_name, require_packages
 from hpcgpu.runtime.job_identity import JOB
 
 KIND = {"GPU": 1.0}
@@ -32,10 +34,27 @@ class Request:
 
     async def held(self) -> int:
         """Wait until the scheduler gives the workers; return how many."""
+        return len(await self.names())
+
+    async def names(self) -> list[str]:
+        """Wait until the scheduler gives the workers; return their names."""
         async with asyncio.timeout(60):
             while "held" not in (message := await self.comm.read()):
                 pass
-        return len(message["held"])
+        return [worker["name"] for worker in message["held"]]
+
+
+class Unpacks(WorkerPlugin):  # type: ignore[misc]
+    """As the plugin of an uploaded package: the worker named first cannot unpack it, and needs some time for that."""
+
+    begun: ClassVar[asyncio.Event]
+    ends: ClassVar[asyncio.Event]
+
+    async def setup(self, worker: Worker) -> None:
+        if worker.name == "first":
+            self.begun.set()
+            await self.ends.wait()
+            raise OSError("the disk is full")
 
 
 @asynccontextmanager
@@ -153,3 +172,31 @@ async def test_a_request_that_is_none_stops_no_other_and_no_scaling() -> None:
         assert extension.holds.requested() == []
         later = await request(1)
         assert await later.held() == 1
+
+
+async def test_a_worker_that_cannot_unpack_an_uploaded_package_is_given_to_no_program() -> None:
+    Unpacks.begun, Unpacks.ends = asyncio.Event(), asyncio.Event()
+    async with cluster(0) as (extension, request):
+        scheduler = extension.scheduler
+        scheduler.add_plugin(extension)
+        name, plugin = plugin_name("own"), pickle.dumps(Unpacks())
+        await scheduler.register_worker_plugin(comm=None, plugin=plugin, name=name, idempotent=False)
+        waits = await request(1)
+
+        def worker(name: str) -> Any:
+            made = Worker(scheduler.address, nthreads=1, name=name, resources=KIND, dashboard=False)
+            require_packages(made)
+            return made
+
+        first = asyncio.ensure_future(worker("first").start())
+        async with asyncio.timeout(60):
+            await Unpacks.begun.wait()
+            while not scheduler.running:
+                await asyncio.sleep(0.01)
+        extension.holds.assign()  # as each second
+        Unpacks.ends.set()
+        with pytest.raises(RuntimeError, match="Worker failed to start"):
+            await first
+        async with worker("second"):
+            extension.holds.assign()
+            assert await waits.names() == ["second"]
