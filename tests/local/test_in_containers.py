@@ -37,19 +37,26 @@ VENV = "/opt/venv"
 #: What the image has; that needs more.
 NEEDED = ("dask", "distributed", "click", "cryptography", "jinja2", "psutil", "pyyaml", "rich")
 PROGRAM = """
-import json, sys, time, hpcgpu
+import json, pathlib, sys, tempfile, time, hpcgpu
 from hpcgpu.batch import batch_system
 
 with hpcgpu.LocalGPUCluster(gpus_per_node=0, jobs=1, quiet=True, **json.loads(sys.argv[1])) as cluster:
     client = cluster.get_client()
     cluster.wait_for_workers(1)
+    with tempfile.TemporaryDirectory(dir=pathlib.Path.home()) as place:
+        package = pathlib.Path(place, "uploaded")
+        package.mkdir()
+        (package / "__init__.py").write_text("there = __file__")
+        cluster.upload_package(package)
 
     def inside():
+        import uploaded
         import hpcgpu, os, sys
         seen = ["/etc/is-the-image", os.path.expanduser("~/mine"), "mine", "/mnt/read"]
         seen.append(os.environ["HPCGPU_CLUSTER_DIRECTORY"])
         return {
             "python": sys.executable, "hpcgpu": hpcgpu.__file__, "path": sys.path, "environment": dict(os.environ),
+            "uploaded": uploaded.there,
             "seen": [os.path.exists(place) for place in seen], "uid": os.getuid(), "home": os.environ["HOME"],
         }
 
@@ -181,6 +188,7 @@ def look(done: subprocess.CompletedProcess[str], user: User) -> None:
     assert done.returncode == 0, done.stderr
     for seen in json.loads(done.stdout.splitlines()[-1]):
         assert seen["python"] == f"{VENV}/bin/python" and all(seen["seen"]), seen
+        assert "/package-uploaded-" in seen["uploaded"], "a package that was uploaded is there"
         assert seen["uid"] == pwd.getpwnam(user.name).pw_uid and seen["home"] == str(user.home)
         clusters = user.home / ".hpcgpu" / "clusters"
         assert seen["hpcgpu"] == f"{clusters}/inside/{HOST_COPY}/hpcgpu/__init__.py"
