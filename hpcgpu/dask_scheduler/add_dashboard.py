@@ -1,15 +1,17 @@
 """Adds the dashboard to a scheduler that listens already.
 
 The import of the dashboard takes as long as a third of all other steps of a scheduler's start. So ``dask scheduler``
-starts without it, and workers and clients can connect meanwhile.
+starts without it, and the first workers and clients connect meanwhile: that takes the CPU, too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from distributed.http import get_handlers
@@ -25,9 +27,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("distributed.hpcgpu")
 
+#: Seconds in which the first workers usually join. The import begins after them, or when somebody opens a page.
+_FIRST_WORKERS = 10.0
+
 
 async def add_dashboard(scheduler: Scheduler, gpus: Callable[[], list[GPUState]], cluster: str) -> None:
-    """Add Dask's pages, and those of hpcgpu. Requests wait for them.
+    """Add Dask's pages, and those of hpcgpu, once one of them is requested, or ten seconds later. Requests wait.
 
     If there is an error, the cluster works without a dashboard: its pages and the log say why.
 
@@ -45,6 +50,8 @@ async def add_dashboard(scheduler: Scheduler, gpus: Callable[[], list[GPUState]]
         logger.error("hpcgpu: the cluster has no dashboard: its HTTP server does not require the token")
         return
     with server.guard.incomplete():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(server.guard.request_waits(), _FIRST_WORKERS)
         try:
             await _add(scheduler, gpus, cluster)
         except Exception as error:  # an unknown release of Dask or Bokeh, or a driver that fails

@@ -114,7 +114,7 @@ class Guard(Router):
         # the value is not the token.
         self.cookie = f"hpcgpu-{self._digest('name')[:16]}"
         self.value = self._digest("value").encode()
-        self._complete = asyncio.Event()
+        self._complete, self._waits = asyncio.Event(), asyncio.Event()
         self._complete.set()
 
     def is_proxy_of(self, is_worker: Callable[[str, str], bool]) -> None:
@@ -129,6 +129,10 @@ class Guard(Router):
             yield
         finally:
             self._complete.set()
+
+    async def request_waits(self) -> None:
+        """Wait until a request waits for the other handlers."""
+        await self._waits.wait()
 
     def _digest(self, what: str) -> str:
         return hmac.new(self.token, f"hpcgpu dashboard cookie {what}".encode(), hashlib.sha256).hexdigest()
@@ -157,7 +161,10 @@ class Guard(Router):
             return _Answer(request, 400, "Bad Request", {"Cache-Control": "no-store"}, "No worker has this address.\n")
         _confine(request)
         find_handler = partial(self.application.find_handler, request, **kwargs)
-        return find_handler() if self._complete.is_set() else _Waiting(self._complete, find_handler)
+        if self._complete.is_set():
+            return find_handler()
+        self._waits.set()
+        return _Waiting(self._complete, find_handler)
 
     def _shown(self, request: HTTPServerRequest) -> HTTPMessageDelegate | None:
         """Return our own answer to a browser: the page around each page of Dask, or its script."""

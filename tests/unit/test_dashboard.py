@@ -20,6 +20,7 @@ import distributed.node
 import psutil
 import pytest
 from click.testing import CliRunner
+from distributed import Scheduler
 from distributed.comm.utils import get_tcp_server_address
 from distributed.http.routing import RoutingApplication
 from tornado.httpserver import HTTPServer
@@ -29,6 +30,7 @@ from tornado.websocket import WebSocketHandler
 from hpcgpu.cli import main
 from hpcgpu.client import dashboard_forwarding
 from hpcgpu.client.dashboard_forwarding import endpoint, forward, listening, proven_link
+from hpcgpu.dask_scheduler import add_dashboard
 from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import unauthenticated_connections
 from hpcgpu.runtime import dashboard_access
@@ -465,3 +467,20 @@ def test_the_dashboard_is_a_proxy_of_the_ports_of_its_workers_and_of_no_others(d
     is_worker = server.guard._is_worker
     assert is_worker("10.0.0.3", "4711")
     assert not is_worker("10.0.0.3", "22") and not is_worker("10.0.0.4", "4711")
+
+
+async def test_the_first_request_brings_the_pages_of_a_scheduler_that_started_without_them(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(add_dashboard, "_FIRST_WORKERS", 1e6)
+    monkeypatch.setattr(distributed.node, "HTTPServer", HTTPServer)
+    with dashboard_access.guarding(directory):
+        scheduler = Scheduler(host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0")
+    async with scheduler:
+        adds = asyncio.create_task(add_dashboard.add_dashboard(scheduler, list, "demo"))
+        reached, token = get_tcp_server_address(scheduler.http_server)[1], directory.dashboard_token()
+        refused = await asyncio.to_thread(ask, reached, "/status")
+        assert refused.status == 403 and not adds.done(), "a stranger brings nothing"
+        page = await asyncio.to_thread(ask, reached, "/status", Authorization=f"token {token}")
+        assert page.status == 200 and b"bokeh" in page.body.lower()
+        await adds
