@@ -14,11 +14,12 @@ import multiprocessing
 import os
 import socket
 from multiprocessing.forkserver import get_inherited_fds
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dask import config
 
-from hpcgpu.dask_worker import accept_tasks, count_calls, uploaded_package
+from hpcgpu.dask_worker import accept_tasks, count_calls, start_again, uploaded_package
 from hpcgpu.dask_worker.gpu_metrics import GPUS, METRIC, SENT, Device
 from hpcgpu.fabric import authenticated_tcp, tls_connections, ucx_authentication
 from hpcgpu.fabric.connection_report import NODE
@@ -26,6 +27,7 @@ from hpcgpu.runtime import dashboard_access, preemption, results_in_host_memory
 from hpcgpu.runtime.forkserver import METHOD, NANNY_MODULE, NANNY_PRELOAD
 from hpcgpu.runtime.job_identity import JOB, job_identity
 from hpcgpu.software import compare_environments
+from hpcgpu.store.directory import ClusterDirectory
 
 if TYPE_CHECKING:
     from distributed.nanny import Nanny
@@ -57,6 +59,7 @@ def dask_setup(server: Worker | Nanny) -> None:
         accept_tasks.obey(server)
         count_calls.count(server)
         uploaded_package.require_packages(server)
+        start_again.start_again(server, ClusterDirectory(Path(os.environ["HPCGPU_CLUSTER_DIRECTORY"])))
         preemption.stay()
         server.metrics[SENT] = lambda worker: worker.transfer_outgoing_bytes_total
         gpus = int(os.environ.get(GPUS, "0"))

@@ -69,6 +69,21 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
     return True
 
 
+def refuses(contact: Contact) -> bool:
+    """Whether nobody listens at the contact's address for clients any more: its scheduler has ended.
+
+    False also if there is no answer: then the network may have failed, or the node of the scheduler.
+    """
+    host, _, port = contact.client.partition("://")[2].rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError):  # ValueError: the contact contains no valid address
+        return False
+    return False
+
+
 def scheduler_of(directory: ClusterDirectory, contact: Contact) -> rpc:
     """Return a connection to the scheduler of a cluster, for ``async with``.
 

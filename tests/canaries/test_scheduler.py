@@ -32,7 +32,7 @@ import hpcgpu.client.connect
 import hpcgpu.dask_scheduler.scheduler_extension
 from hpcgpu.dask_scheduler import data_recipients, lost_results
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
-from hpcgpu.dask_worker import count_calls
+from hpcgpu.dask_worker import count_calls, start_again
 from hpcgpu.dask_worker.gpu_metrics import GPUS
 from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import unauthenticated_connections
@@ -133,6 +133,21 @@ async def test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_says_so() 
             await s.remove_worker(left.address, stimulus_id="test", expected=True)
             await extension.lost_workers.ended(["left"], crashed=["left"])
             assert leaves.key not in extension.lost_workers._suspicious, "an expected end is no loss"
+
+
+@canary
+async def test_a_worker_that_loses_the_scheduler_closes_by_the_method_that_hpcgpu_replaces_and_says_why() -> None:
+    async with scheduler() as s, workers(s, "lost") as (lost,):
+        close, reasons = lost.close, list[str]()
+
+        async def replaced(*, reason: str = "", **options: Any) -> Any:
+            reasons.append(reason)
+            return await close(reason=reason, **options)
+
+        lost.close = replaced
+        s.stream_comms[lost.address].comm.abort()
+        await until(lambda: lost.status is Status.closed)
+        assert reasons == [start_again._BROKEN]
 
 
 @canary

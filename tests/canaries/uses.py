@@ -225,6 +225,15 @@ USES: tuple[Use, ...] = (
         "test_a_worker_that_starts_adds_its_plugins_by_the_method_that_hpcgpu_replaces",
     ),
     Use(
+        "distributed.worker.Worker.close",
+        "distributed",
+        Kind.REPLACED,
+        "a worker whose connection breaks, which distributed tells by its reason, starts again in its job",
+        ("hpcgpu.dask_worker.start_again",),
+        "test_a_worker_that_loses_the_scheduler_closes_by_the_method_that_hpcgpu_replaces_and_says_why",
+        ("dask/distributed#2311", "dask/distributed#4079"),
+    ),
+    Use(
         "distributed.worker.Worker.metrics",
         "distributed",
         Kind.PROTOCOL,

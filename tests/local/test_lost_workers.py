@@ -14,6 +14,7 @@ import pytest
 from distributed import Client
 from fake_pbs import Site
 
+import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster, PBSGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.display.progress import waiting_for
@@ -26,15 +27,23 @@ FOUR = GPU | {"gpus_per_node": 4}
 
 
 def lose(client: Client, name: str) -> None:
-    """Cut the connection between the scheduler and a worker, as a network does that fails for a moment: worker and
-    nanny end.
-    """
+    """Let a worker and its nanny end, as if both had crashed."""
 
-    def cut(dask_scheduler: Any) -> None:
+    async def remove(dask_scheduler: Any) -> None:
         [worker] = [ws for ws in dask_scheduler.workers.values() if str(ws.name) == name]
-        dask_scheduler.stream_comms[worker.address].comm.abort()
+        await dask_scheduler.remove_worker(worker.address, stimulus_id="test", close=True)
 
-    client.run_on_scheduler(cut)
+    client.run_on_scheduler(remove)
+
+
+def cut(client: Client) -> None:
+    """Break the connections between the scheduler and all workers, as a network does that fails for a moment."""
+
+    def abort(dask_scheduler: Any) -> None:
+        for stream in dask_scheduler.stream_comms.values():
+            stream.comm.abort()
+
+    client.run_on_scheduler(abort)
 
 
 def test_a_job_that_loses_one_of_four_workers_says_so_and_is_replaced(
@@ -57,6 +66,36 @@ def test_a_job_that_loses_one_of_four_workers_says_so_and_is_replaced(
         cluster.wait_for_workers(4)
         assert [job.name for job in cluster.jobs if job.state == "running"] == ["short-scheduler", "short-1"]
     assert live(queue) == []
+
+
+@pytest.mark.parametrize("worker_start", ["forkserver", "spawn"])
+def test_workers_whose_connection_breaks_start_again_in_their_job(
+    queue: LocalQueue, fake_gpus: None, until: Until, worker_start: str
+) -> None:
+    options = GPU | {"worker_start": worker_start}
+    with LocalGPUCluster(name="cut", jobs=1, **options) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(2)
+        pids, jobs = client.run(os.getpid), live(queue)
+        cut(client)
+        until(lambda: not pids.keys() & cluster.scheduler_info["workers"].keys(), "they are gone")
+        cluster.wait_for_workers(2)
+        assert client.gather(client.map(str, range(4))) == ["0", "1", "2", "3"]
+        again = client.run(os.getpid)
+        assert len(again) == 2 and not set(again.values()) & set(pids.values()), "new processes"
+        assert names(cluster) == {"cut-0-0", "cut-0-1"} and live(queue) == jobs, "in the same job"
+        [log] = cluster.directory.logs.glob("cut-0*")
+        assert "worker cut-0-0 has lost the scheduler, and starts again in this job" in log.read_text()
+    assert live(queue) == []
+
+
+def test_workers_end_with_a_scheduler_that_is_killed(queue: LocalQueue, fake_gpus: None, until: Until) -> None:
+    with LocalGPUCluster(name="killed", jobs=1, **GPU) as cluster:
+        cluster.wait_for_workers(2)
+        cluster.detach()  # no manager cancels the job
+    with hpcgpu.connect("killed", quiet=True) as client:
+        pid = client.run_on_scheduler(os.getpid)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not live(queue), "the workers end, and their job with them")
 
 
 def test_the_data_of_a_job_that_lost_a_worker_moves_to_the_job_that_replaces_it(
