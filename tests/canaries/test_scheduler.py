@@ -137,17 +137,25 @@ async def test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_says_so() 
 
 @canary
 async def test_a_worker_that_loses_the_scheduler_closes_by_the_method_that_hpcgpu_replaces_and_says_why() -> None:
-    async with scheduler() as s, workers(s, "lost") as (lost,):
-        close, reasons = lost.close, list[str]()
+    async with scheduler() as s, workers(s, "broken", "removed") as started:
+        reasons = dict[str, str]()
 
-        async def replaced(*, reason: str = "", **options: Any) -> Any:
-            reasons.append(reason)
-            return await close(reason=reason, **options)
+        def replace(worker: Worker) -> None:
+            close = worker.close
 
-        lost.close = replaced
-        s.stream_comms[lost.address].comm.abort()
-        await until(lambda: lost.status is Status.closed)
-        assert reasons == [start_again._BROKEN]
+            async def replaced(*, reason: str = "", **options: Any) -> Any:
+                reasons.setdefault(worker.name, reason)
+                return await close(reason=reason, **options)
+
+            worker.close = replaced
+
+        for worker in started:
+            replace(worker)
+        broken, removed = started
+        s.stream_comms[broken.address].comm.abort()
+        await s.remove_worker(removed.address, stimulus_id="test", close=False)
+        await until(lambda: all(worker.status is Status.closed for worker in started))
+        assert reasons == {"broken": start_again._BROKEN, "removed": start_again._REMOVED}
 
 
 @canary

@@ -36,12 +36,15 @@ def lose(client: Client, name: str) -> None:
     client.run_on_scheduler(remove)
 
 
-def cut(client: Client) -> None:
+def cut(client: Client, noticed_by: str) -> None:
     """Break the connections between the scheduler and all workers, as a network does that fails for a moment."""
 
-    def abort(dask_scheduler: Any) -> None:
-        for stream in dask_scheduler.stream_comms.values():
-            stream.comm.abort()
+    async def abort(dask_scheduler: Any) -> None:
+        for address, stream in [*dask_scheduler.stream_comms.items()]:
+            if noticed_by == "both":
+                stream.comm.abort()
+            else:  # what the other end sends was lost
+                await dask_scheduler.remove_worker(address, stimulus_id="test", close=False)
 
     client.run_on_scheduler(abort)
 
@@ -68,15 +71,15 @@ def test_a_job_that_loses_one_of_four_workers_says_so_and_is_replaced(
     assert live(queue) == []
 
 
-@pytest.mark.parametrize("worker_start", ["forkserver", "spawn"])
+@pytest.mark.parametrize(("worker_start", "noticed_by"), [("forkserver", "both"), ("spawn", "the scheduler alone")])
 def test_workers_whose_connection_breaks_start_again_in_their_job(
-    queue: LocalQueue, fake_gpus: None, until: Until, worker_start: str
+    queue: LocalQueue, fake_gpus: None, until: Until, worker_start: str, noticed_by: str
 ) -> None:
     options = GPU | {"worker_start": worker_start}
     with LocalGPUCluster(name="cut", jobs=1, **options) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(2)
         pids, jobs = client.run(os.getpid), live(queue)
-        cut(client)
+        cut(client, noticed_by)
         until(lambda: not pids.keys() & cluster.scheduler_info["workers"].keys(), "they are gone")
         cluster.wait_for_workers(2)
         assert client.gather(client.map(str, range(4))) == ["0", "1", "2", "3"]

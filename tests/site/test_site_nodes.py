@@ -72,6 +72,36 @@ def test_a_worker_that_the_scheduler_cannot_reach_is_replaced_though_slurm_reach
     program.ends()
 
 
+#: Says on which node its worker runs, when that worker is lost, and where it computes afterwards.
+COMES_BACK = """
+with SlurmGPUCluster(**{options!r}) as cluster, cluster.get_client() as client:
+    cluster.wait_for_workers(1)
+    cluster.settle()
+    [job] = [job for job in cluster.jobs if job.kind == "worker"]
+    say("works on", job.node)
+    until(lambda: not client.scheduler_info()["workers"], "its worker is lost", 300)
+    say("lost")
+    listen()
+    cluster.wait_for_workers(1)
+    say("computes again:", client.submit(sum, [1, 2]).result(), [job.name for job in cluster.jobs])
+"""
+
+
+@pytest.mark.shows("A compute node that is disconnected for a while")
+def test_a_worker_whose_node_was_disconnected_comes_back_in_its_job(site: Site) -> None:
+    options = SMALL | {"name": "cable", "jobs": 1, "interface": "eth1", "client_interface": "eth0"}
+    program = Program("login1", COMES_BACK.format(options=options))
+    node = program.hears(r"works on (\w+)")[1]
+    site.disconnect(node, "workers")
+    try:
+        program.hears("lost\n", 300)
+    finally:
+        site.connect(node, "workers")
+    program.send()
+    program.hears(r"computes again: 3 \['cable-scheduler', 'cable-0'\]", 120)
+    program.ends()
+
+
 @pytest.mark.shows("An operator's hold, release, drain, suspend, resume and requeue")
 def test_a_held_job_is_said_to_be_held_and_runs_when_it_is_released(site: Site) -> None:
     program = Program(
