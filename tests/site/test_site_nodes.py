@@ -62,12 +62,12 @@ def test_the_task_of_a_node_that_stands_still_runs_elsewhere_though_its_connecti
 @pytest.mark.by_hand
 @pytest.mark.shows("A compute node that is disconnected from the workers' network only")
 def test_a_worker_that_the_scheduler_cannot_reach_is_replaced_though_slurm_reaches_its_node(site: Site) -> None:
-    """The worker ends by itself. Slurm may give its node to the next job too, which ends without a worker. Later jobs
-    avoid that node.
+    """The worker starts again and cannot connect, so its job is replaced. Slurm may give its node to the next job too,
+    which ends without a worker. Later jobs avoid that node.
     """
     program, node, job = working("cut", interface="eth1", client_interface="eth0", death_timeout="20s")
     site.disconnect(node, "workers")
-    program.hears(rf"worker job {job} \(cut-0\) .*hpcgpu replaces it.*ended elsewhere: True", 400)
+    program.hears(rf"worker job {job} \(cut-0\) .*another job replaces it.*ended elsewhere: True", 400)
     site.connect(node, "workers")
     program.ends()
 
