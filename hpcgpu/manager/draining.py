@@ -295,20 +295,26 @@ class Drainer:
         for job in staying:
             job.stay(retry_at=retry_at)
 
-    async def _take_back(self, jobs: list[WorkerJob], *, retry_at: float = 0.0) -> None:
+    async def _take_back(self, jobs: list[WorkerJob], *, retry_at: float = 0.0, seconds: float | None = None) -> None:
         """Return to the plan jobs whose drain failed; their workers take tasks again."""
         for job in jobs:
             if isinstance(job.phase, Draining):
                 job.phase.loses = False
         if self.state.client is not None:
             with suppress(Exception):  # after any error the jobs must stay in the plan
-                await _resume(self.state.client, jobs)
+                await _within(seconds, _resume(self.state.client, jobs))
         self.stay(jobs, retry_at=retry_at)
 
-    async def give_up(self) -> list[str]:
-        """Return to the plan the jobs whose drain has not ended; return their names. No drain may run any more."""
+    async def give_up(self, seconds: float) -> list[str]:
+        """Return to the plan the jobs whose drain has not ended; return their names. No drain may run any more.
+
+        Parameters
+        ----------
+        seconds : float
+            For the scheduler's answer.
+        """
         jobs = [job for job in self.state.registry.worker_jobs if job.draining and not _cancel_requested(job)]
-        await self._take_back(jobs, retry_at=self.state.now + RETRY)
+        await self._take_back(jobs, retry_at=self.state.now + RETRY, seconds=seconds)
         return [job.name for job in jobs]
 
     def _keep(self, jobs: list[WorkerJob], why: Drain) -> None:

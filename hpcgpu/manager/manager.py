@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import time
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -49,7 +50,9 @@ from hpcgpu.store.directory import ClusterDirectory
 _ENVIRONMENT_TIMEOUT = 30.0
 #: Seconds for drains when this program leaves its cluster: by `detach`; by `close`, which may run at exit.
 _DETACH_TIMEOUT, _LEAVE_TIMEOUT = 30.0, 5.0
-#: How often a drain is cancelled, half a second apart.
+#: Seconds that the scheduler has after that for its last answers, all together: it may hang.
+_LAST_ANSWERS = 5.0
+#: How often a task is cancelled, half a second apart.
 _CANCELS = 10
 #: A phase as distributed calls it.
 _STATUS = {
@@ -107,6 +110,8 @@ class Manager:
         #: The address of the scheduler whose answer the start waits for; empty otherwise.
         self._asked = ""
         self._closing: asyncio.Task[None] | None = None
+        #: Until when the scheduler may answer, while this program leaves the cluster: `time.monotonic`.
+        self._answers_until = math.inf
         if ownership.ends_at_exit:
             cancel_at_exit(dispatcher)
 
@@ -197,10 +202,7 @@ class Manager:
             The cluster has failed, or a job was refused.
         """
         state = self.state
-        with Progress(self.options.cluster.quiet) as progress:
-            while tasks := [task for task in state.tasks if not task.done()]:
-                progress.update(f"cluster {state.name}: waiting for {what_drains_wait_for(state.registry.draining)}")
-                await asyncio.wait(tasks, timeout=0.5)
+        await self._submits_and_drains()
         if not state.phase.closing:
             await state.poll()  # `jobs` now shows the result
             await self.reconciler.refresh()
@@ -395,40 +397,45 @@ class Manager:
         self.reconciler.order(Detach())
         keep_at_exit(state.dispatcher)  # whatever happens to this program now, the jobs stay
         try:
-            await self._complete(_DETACH_TIMEOUT)
-            await self._release()
+            await self._leave(_DETACH_TIMEOUT)
         finally:
             state.detaches()
         await self.close()
 
-    async def _complete(self, seconds: float) -> None:
+    async def _leave(self, seconds: float) -> None:
         """Complete submits and drains before this program leaves the cluster: perhaps no other program manages it.
 
         A job that still works after this time takes tasks again. The next manager drains it.
         """
-        state, until = self.state, time.monotonic() + seconds
-        state.leaving = True
-        with Progress(self.options.cluster.quiet) as progress:
-            while (tasks := [task for task in state.tasks if not task.done()]) and time.monotonic() < until:
-                progress.update(f"cluster {state.name}: waiting for {what_drains_wait_for(state.registry.draining)}")
-                await asyncio.wait(tasks, timeout=min(0.5, seconds))
-        for _ in range(_CANCELS):  # a call of Dask may turn a cancel into an OSError, after which a drain tries again
-            for task in tasks:
-                task.cancel()
-            if not (tasks := [task for task in tasks if not task.done()]):
-                break
-            await asyncio.wait(tasks, timeout=0.5)
-        if staying := await self.reconciler.drainer.give_up():
+        state = self.state
+        state.leaving, self._answers_until = True, time.monotonic() + seconds + _LAST_ANSWERS
+        await _end(await self._submits_and_drains(seconds))
+        if staying := await self.reconciler.drainer.give_up(self._answer_time):
             state.messages.warn(
                 f"{listed(staying)} of cluster {state.name} should end, but still works. It continues after this "
                 "program has left the cluster; the next program that manages the cluster ends it"
             )
+        await self._report(SchedulerClient.release)
 
-    async def _release(self) -> None:
-        """Report to the scheduler that the cluster needs no manager any more."""
+    async def _submits_and_drains(self, seconds: float = math.inf) -> list[asyncio.Task[None]]:
+        """Wait for submits and drains, and show what they wait for; return those that do not end in this time."""
+        state, until = self.state, time.monotonic() + seconds
+        with Progress(self.options.cluster.quiet) as progress:
+            while (tasks := [task for task in state.tasks if not task.done()]) and time.monotonic() < until:
+                progress.update(f"cluster {state.name}: waiting for {what_drains_wait_for(state.registry.draining)}")
+                await asyncio.wait(tasks, timeout=min(0.5, seconds))
+        return tasks
+
+    @property
+    def _answer_time(self) -> float:
+        """Seconds that the scheduler has for an answer while this program leaves the cluster."""
+        return max(0.0, min(_LAST_ANSWERS, self._answers_until - time.monotonic()))
+
+    async def _report(self, call: Callable[[SchedulerClient], Awaitable[None]]) -> None:
+        """Report to the scheduler that this program leaves the cluster; it may not answer."""
         if self.client is not None:
             with suppress(TimeoutError, OSError):
-                await self.client.release()
+                await asyncio.wait_for(call(self.client), self._answer_time)
 
     async def close(self, *, release: bool = True) -> None:
         """End the jobs, or leave them; `Ownership` determines which.
@@ -460,11 +467,9 @@ class Manager:
                 if state.managed:
                     state.messages.warn(str(error))
             else:
-                await self._complete(_LEAVE_TIMEOUT)
-                await self._release()
+                await self._leave(_LEAVE_TIMEOUT)
         state.closes()
-        for task in [*self._periodic.tasks, *state.tasks, *([self._starting] if self._starting else [])]:
-            task.cancel()
+        await _end([*self._periodic.tasks, *state.tasks, *([self._starting] if self._starting else [])])
         for group in state.registry.groups.values():
             group.adaptive = None
         if leaves:
@@ -501,9 +506,7 @@ class Manager:
         keep_at_exit(state.dispatcher)
         with suppress(OSError):
             state.dispatcher.directory.leave(state.dispatcher.manager)
-        if self.client is not None:
-            with suppress(TimeoutError, OSError):
-                await self.client.goodbye(state.dispatcher.manager)
+        await self._report(lambda client: client.goodbye(state.dispatcher.manager))
         await self._disconnect()
         jobs = "" if state.phase.superseded else f": {listed(state.dispatcher.left())}"
         self.messages.log(f"closed; its jobs keep running{jobs}")
@@ -523,3 +526,14 @@ async def _why_lost(of: weakref.ref[ClusterState]) -> str:
         del state
         await asyncio.sleep(0.1)
     return ""
+
+
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they end: a call of Dask may turn a cancel into an OSError, and then a drain tries again."""
+    for _ in range(_CANCELS):
+        for task in tasks:
+            task.cancel()
+        tasks = [task for task in tasks if not task.done()]
+        if not tasks:
+            break
+        await asyncio.wait(tasks, timeout=0.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -517,6 +518,48 @@ def test_a_detach_is_recorded_before_it_waits_for_work(queue: LocalQueue, tmp_pa
         os.close(end)
         assert client.gather(calls) == [0, 0]
         left.result(timeout=250)
+    stop(cluster.directory, queue)
+    until(lambda: live(queue) == [], "it is stopped")
+
+
+async def test_a_drain_that_outlasts_a_cancel_ends_with_the_close(queue: LocalQueue) -> None:
+    async def drains() -> None:
+        with contextlib.suppress(asyncio.CancelledError):  # as a call of Dask, which makes it an error of the network
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    async with LocalGPUCluster(scheduler="local", jobs=0, asynchronous=True, **CPU) as cluster:
+        drain = cluster.manager.state.spawn(drains())
+        await asyncio.sleep(0)
+    assert drain.done()
+
+
+def test_a_scheduler_that_hangs_holds_no_program_that_leaves_its_cluster(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, until: Until
+) -> None:
+    monkeypatch.setattr("hpcgpu.manager.manager._DETACH_TIMEOUT", 0.1)
+    monkeypatch.setattr("hpcgpu.manager.scheduler_client._TIMEOUT", 3600.0)
+    cluster = LocalGPUCluster(name="hangs", jobs=2, **CPU)
+    cluster.wait_for_workers(2)
+    ends = tmp_path / "ends"
+    os.mkfifo(ends)
+    with (
+        hpcgpu.connect("hangs", quiet=True) as client,
+        ThreadPoolExecutor() as pool,
+        dask.config.set({"distributed.comm.timeouts.connect": "1h"}),
+    ):
+        hangs = pool.submit(client.run_on_scheduler, Path.read_text, ends)
+        end = os.open(ends, os.O_WRONLY)
+        try:
+            cluster.scale(jobs=1)
+            left = pool.submit(cluster.detach)
+            with told("hangs-[01] of cluster hangs should end, but still works"):
+                left.result(timeout=120)
+        finally:
+            os.close(end)
+        hangs.result()
+    assert cluster.directory.detached
+    assert not any(submit.cancelled for submit in cluster.directory.submits()), "the next manager decides"
     stop(cluster.directory, queue)
     until(lambda: live(queue) == [], "it is stopped")
 
