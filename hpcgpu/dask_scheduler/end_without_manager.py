@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,8 +20,6 @@ logger = logging.getLogger("distributed.hpcgpu")
 
 #: Seconds for the first heartbeat of a manager; its lease begins after that.
 _FIRST_HEARTBEAT = 60.0
-#: In how many steps the lease is counted.
-_STEPS = 100
 #: Seconds of silence after which a manager counts as gone.
 _SILENT = 60.0
 
@@ -31,7 +27,8 @@ _SILENT = 60.0
 class ManagerLease:
     """The managers that sent heartbeats to a scheduler; it closes when none came for the time of the lease.
 
-    The option ``lease`` sets that time.
+    The option ``lease`` sets that time. `step` counts it, not the clock: a process that is suspended hears nobody, and
+    the clock goes on.
 
     Parameters
     ----------
@@ -43,7 +40,6 @@ class ManagerLease:
         self.scheduler = scheduler
         self.seconds = seconds
         self._released = released
-        self._last_heartbeat = -math.inf
         #: Seconds without a heartbeat, of those in which one could be heard.
         self._silence = -_FIRST_HEARTBEAT
         #: The number of the latest manager.
@@ -53,8 +49,6 @@ class ManagerLease:
         self._warnings: list[str] = []
         self._present = False
         self._left = -1
-        if seconds:
-            self._watching = asyncio.ensure_future(self._watch(seconds))
 
     async def heartbeat(
         self, manager: int = 0, about: str = "", groups: Sequence[GroupState] = (), warnings: Sequence[str] = ()
@@ -64,8 +58,8 @@ class ManagerLease:
         Heartbeats of earlier managers do not count.
         """
         if manager >= self.manager and manager != self._left:
-            self.manager, self._last_heartbeat, self._about, self._present = manager, time.monotonic(), about, True
-            self._groups, self._warnings, self._silence = list(groups), list(warnings), 0.0
+            self.manager, self._silence, self._about, self._present = manager, 0.0, about, True
+            self._groups, self._warnings = list(groups), list(warnings)
         return self.manager
 
     async def goodbye(self, manager: int) -> None:
@@ -77,7 +71,7 @@ class ManagerLease:
     @property
     def present(self) -> bool:
         """Whether the latest manager manages the cluster now."""
-        return self._present and time.monotonic() - self._last_heartbeat < _SILENT
+        return self._present and self._silence < _SILENT
 
     def state(self, problem: str) -> ManagerState:
         """Return what other programs see of the manager."""
@@ -100,16 +94,23 @@ class ManagerLease:
             return
         self._ending = asyncio.ensure_future(self.scheduler.close(reason="hpcgpu-closed"))
 
-    async def _watch(self, lease: float) -> None:
-        while self._silence < lease:
-            # Count steps, not the clock: a process that is suspended hears nobody, and the clock goes on.
-            await asyncio.sleep(lease / _STEPS)
-            self._silence += lease / _STEPS
-            if self._silence >= lease and self.seconds is not None and await in_thread(self._released):
-                self._silence = 0.0
-            if self.seconds is None:
-                return
+    async def step(self, seconds: float) -> None:
+        """Count so many seconds of silence; close the scheduler if the lease has ended, and the cluster needs one."""
+        self._silence += seconds
+        if not self._over:
+            return
+        released = await in_thread(self._released)
+        if not self._over:  # a heartbeat came meanwhile
+            return
+        if released:  # it is read again after another lease
+            self._silence, self._present = 0.0, False
+            return
         logger.error(
-            "hpcgpu: no heartbeat from the cluster's manager for %g s (option lease): this scheduler ends", lease
+            "hpcgpu: no heartbeat from the cluster's manager for %g s (option lease): this scheduler ends",
+            self.seconds,
         )
         await self.scheduler.close(reason="hpcgpu-lease")
+
+    @property
+    def _over(self) -> bool:
+        return self.seconds is not None and self._silence >= self.seconds

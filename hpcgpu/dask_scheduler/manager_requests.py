@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,11 +27,17 @@ class Requests:
         self._numbers = itertools.count(1)
         self._waiting: asyncio.Queue[ScalingRequest] = asyncio.Queue(_WAITING)
         self._answers: dict[int, asyncio.Future[str]] = {}
-        self._taker, self._last_query = 0, 0.0
+        self._taker = 0
+        #: Seconds since its last query, of those in which one could be heard.
+        self._silence = 0.0
 
-    def taken_by(self, manager: int, *, now: float) -> bool:
+    def taken_by(self, manager: int) -> bool:
         """Whether this manager accepts requests: it waits for one now, or will do so in a moment."""
-        return manager == self._taker and now - self._last_query < 2 * REQUEST_WAIT
+        return manager == self._taker and self._silence < 2 * REQUEST_WAIT
+
+    def step(self, seconds: float) -> None:
+        """Count so many seconds without a query; see `ManagerLease`."""
+        self._silence += seconds
 
     async def request(self, command: Mapping[str, Any]) -> str:
         """Pass a request to the manager; return what is wrong with the request, empty if nothing is.
@@ -54,7 +59,7 @@ class Requests:
 
     async def next_request(self, manager: int) -> ScalingRequest | None:
         """Wait for a request; None if none came within `REQUEST_WAIT`."""
-        self._taker, self._last_query = manager, time.monotonic()
+        self._taker, self._silence = manager, 0.0
         try:
             async with asyncio.timeout(REQUEST_WAIT):
                 while True:

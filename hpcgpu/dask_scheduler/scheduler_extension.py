@@ -58,6 +58,8 @@ _NOTICED = 2.0
 _REMOVALS = 5.0
 #: Seconds between two checks for calls and GPUs that work. Dask checks for tasks at the same interval.
 _WORK = 0.25
+#: Seconds between two steps by which the silence of a manager is counted.
+_STEP = 1.0
 
 
 def install(
@@ -136,6 +138,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             PeriodicCallback(self.lost_workers.remove_silent, _REMOVALS * 1000),
             PeriodicCallback(self.see_work, _WORK * 1000),
             PeriodicCallback(self.holds.assign, _WORK * 1000),
+            PeriodicCallback(lambda: self.lease.step(_STEP), _STEP * 1000),
+            PeriodicCallback(lambda: self.requests.step(_STEP), _STEP * 1000),
             self.calls.silent,
         )
         scheduler.handlers |= self._handlers()
@@ -181,7 +185,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     async def request(self, command: dict[str, Any]) -> RequestAnswer:
         """Let the manager of the cluster scale it, if a manager accepts requests."""
-        if not self.lease.present or not self.requests.taken_by(self.lease.manager, now=time.monotonic()):
+        if not self.lease.present or not self.requests.taken_by(self.lease.manager):
             return RequestAnswer(taken=False, error="")
         try:
             error = await self.requests.request(command)

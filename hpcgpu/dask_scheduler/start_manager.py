@@ -38,8 +38,6 @@ _ANSWER = 90.0
 _CHECK = 5.0
 #: Seconds until a manager that failed is started again: the first time, and at most.
 _PAUSE, _LONGEST_PAUSE = 60.0, 600.0
-#: Seconds for the next heartbeat of a manager that the lease counts as gone.
-_SILENT = 30.0
 #: Seconds from the record of a new manager to its first heartbeat: the manager queries the queue first.
 _TAKE_OVER = 300.0
 
@@ -68,7 +66,7 @@ class ManagerProcess:
         #: Held while the process is started or replaced.
         self._changing = asyncio.Lock()
         self._problem, self._manager_then = "", 0
-        #: The manager that sends no heartbeats, and the seconds in which one could have been heard.
+        #: A manager that has not sent a heartbeat yet, and the seconds in which one could have been heard.
         self._unheard, self._silence = 0, 0.0
 
     @property
@@ -184,13 +182,13 @@ class ManagerProcess:
             return False
         if latest is None or latest.left:
             return True
-        known = latest.number <= self._lease.manager
-        heard = known and self._lease.present
-        if heard or latest.number != self._unheard:
+        if latest.number <= self._lease.manager:
+            return not self._lease.present
+        if latest.number != self._unheard:
             self._unheard, self._silence = latest.number, 0.0
         # Count checks, not the clock: a scheduler that was suspended has heard nobody.
         self._silence += _CHECK
-        return not heard and self._silence > (_SILENT if known else _TAKE_OVER)
+        return self._silence > _TAKE_OVER
 
     def _queue_answers(self) -> str:
         batch = batch_system(self.directory.system)

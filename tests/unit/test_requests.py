@@ -17,7 +17,7 @@ from hpcgpu.dask_scheduler import end_without_manager, manager_requests
 from hpcgpu.dask_scheduler.end_without_manager import ManagerLease
 from hpcgpu.dask_scheduler.manager_requests import Requests
 from hpcgpu.dask_scheduler.rpc_types import RequestAnswer
-from hpcgpu.dask_scheduler.scheduler_extension import Extension
+from hpcgpu.dask_scheduler.scheduler_extension import Extension, install
 from hpcgpu.errors import ClusterError
 from hpcgpu.orders import manager_in_scheduler_job, send_to_manager
 from hpcgpu.scaling.policy_data import Limits
@@ -32,7 +32,7 @@ async def test_a_request_is_answered_by_the_manager_that_takes_it() -> None:
     answer = asyncio.ensure_future(passed.request({"command": "scale"}))
     taken = await passed.next_request(1)
     assert taken is not None and taken["command"] == {"command": "scale"}
-    assert passed.taken_by(1, now=time.monotonic()) and not passed.taken_by(2, now=time.monotonic())
+    assert passed.taken_by(1) and not passed.taken_by(2)
     await passed.answer_request(taken["number"], "no")
     assert await answer == "no"
 
@@ -103,17 +103,39 @@ async def test_a_manager_that_is_silent_gets_no_request(monkeypatch: pytest.Monk
         waits = asyncio.ensure_future(extension.requests.next_request(1))
         await asyncio.sleep(0)
         assert (await extension.request({"command": "scale"}))["taken"]
-        monkeypatch.setattr(end_without_manager, "_SILENT", 0.0)
+        await extension.lease.step(61)
         assert not (await extension.request({"command": "scale"}))["taken"]
         waits.cancel()
+
+
+async def test_a_manager_that_lives_takes_requests_as_soon_as_its_scheduler_runs_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scheduler that was suspended heard nobody. If the manager counted as gone, another program would take over."""
+    async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        extension = install(scheduler, 60.0)
+        await extension.lease.heartbeat(1)
+        waits = asyncio.ensure_future(extension.requests.next_request(1))
+        await asyncio.sleep(0)
+        clock = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + 600)  # it was suspended for ten minutes
+        assert await waits is None, "all timers are due"
+        assert scheduler.status is Status.running and (await extension.state())["manager"]["present"]
+        request = asyncio.ensure_future(extension.request({"command": "scale"}))
+        taken = await extension.requests.next_request(1)
+        assert taken is not None and not request.done()
+        await extension.requests.answer_request(taken["number"], "")
+        assert await request == RequestAnswer(taken=True, error="")
 
 
 async def test_a_manager_that_has_not_asked_for_a_request_for_long_gets_none() -> None:
     passed = Requests()
     waits = asyncio.ensure_future(passed.next_request(1))
     await asyncio.sleep(0)
-    assert passed.taken_by(1, now=time.monotonic() + manager_requests.REQUEST_WAIT)
-    assert not passed.taken_by(1, now=time.monotonic() + 3 * manager_requests.REQUEST_WAIT)
+    passed.step(manager_requests.REQUEST_WAIT)
+    assert passed.taken_by(1)
+    passed.step(2 * manager_requests.REQUEST_WAIT)
+    assert not passed.taken_by(1)
     waits.cancel()
 
 
@@ -129,26 +151,24 @@ async def test_an_answer_that_comes_too_late_harms_nobody(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("released", [False, True])
-async def test_the_lease_ends_a_scheduler_unless_its_cluster_was_detached(
-    monkeypatch: pytest.MonkeyPatch, released: bool
-) -> None:
+async def test_the_lease_ends_a_scheduler_unless_its_cluster_was_detached(released: bool) -> None:
     class Closed:
         reason = ""
 
         async def close(self, reason: str) -> None:
             self.reason = reason
 
-    monkeypatch.setattr(end_without_manager, "_FIRST_HEARTBEAT", 0.0)
     scheduler = Closed()
-    lease = ManagerLease(scheduler, 0.05, lambda: False)  # type: ignore[arg-type]
+    lease = ManagerLease(scheduler, 10.0, lambda: False)  # type: ignore[arg-type]
     if released:
         await lease.release()
-    await lease._watching
+    await lease.step(end_without_manager._FIRST_HEARTBEAT)
+    assert not scheduler.reason, "a manager has time for its first heartbeat"
+    await lease.step(10)
     assert scheduler.reason == ("" if released else "hpcgpu-lease")
 
 
-def test_a_scheduler_ends_although_the_filesystem_hangs_that_its_lease_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(end_without_manager, "_FIRST_HEARTBEAT", 0.0)
+def test_a_scheduler_ends_although_the_filesystem_hangs_that_its_lease_asks() -> None:
     asked, answers = threading.Event(), threading.Event()
     late: list[bool] = []
 
@@ -158,10 +178,11 @@ def test_a_scheduler_ends_although_the_filesystem_hangs_that_its_lease_asks(monk
         return False
 
     async def ends_meanwhile() -> None:
-        lease = ManagerLease(None, 0.05, released)  # type: ignore[arg-type]
+        lease = ManagerLease(None, 10.0, released)  # type: ignore[arg-type]
+        step = asyncio.ensure_future(lease.step(100))
         while not asked.is_set():
             await asyncio.sleep(0.01)
-        lease._watching.cancel()
+        step.cancel()
 
     asyncio.run(ends_meanwhile())
     assert not late, "it has not waited for the answer"
