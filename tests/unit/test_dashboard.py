@@ -224,6 +224,14 @@ def test_an_address_of_a_worker_is_no_markup(port: int, directory: ClusterDirect
     assert not _Page.asked
 
 
+@pytest.mark.parametrize("path", ["/proxy/22/10.0.0.4/", "/proxy/80/metadata.example/latest"])
+def test_the_token_opens_no_proxy_to_a_server_that_is_no_worker(
+    port: int, directory: ClusterDirectory, path: str
+) -> None:
+    assert ask(port, path, Authorization=f"token {directory.dashboard_token()}").status == 400
+    assert not _Page.asked
+
+
 async def test_a_dashboard_that_proves_itself_is_reached(port: int, directory: ClusterDirectory) -> None:
     publish(directory, port)
     there = await listening(directory)

@@ -129,6 +129,12 @@ async def test_of_a_job_of_several_nodes_the_log_of_the_node_that_failed_is_show
     assert job.log_tail(node=1).splitlines() == ["no labels", r"\x1b[2Jhere"]
 
 
+async def test_the_gpus_of_all_nodes_of_a_job_are_paid(site: Site) -> None:
+    site.group.options = replace(site.group.options, nodes_per_job=3, gpus_per_node=4)
+    before = site.group.gpu_seconds(now=site.now)
+    assert site.group.gpu_seconds(now=site.now + 100) - before == 100 * 2 * 3 * 4, "two jobs run"
+
+
 async def test_the_tasks_of_a_job_that_crashes_are_charged(site: Site) -> None:
     await site.passes(60, step=10)
     await site.ends("demo-0", JobState.OUT_OF_MEMORY)
@@ -1815,6 +1821,19 @@ async def test_a_cancel_of_a_lost_cluster_that_is_refused_is_tried_again_ever_mo
         site.now += 1
         await site.reconciler.end_all()
     assert 2 <= len(asked) < 15
+
+
+async def test_a_close_does_not_wait_until_a_refused_cancel_is_due_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel = site.queue.cancel
+    refuses(site, monkeypatch)
+    await site.reconciler.fail("its scheduler is gone")
+    monkeypatch.setattr(site.queue, "cancel", cancel)
+    site.reconciler.order(Close())
+    site.state.closes()
+    await site.reconciler.end_all()
+    assert {status.state for status in site.queue.jobs.values()} == {JobState.CANCELLED}
 
 
 async def test_a_lost_cluster_that_is_closed_cancels_no_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
