@@ -104,6 +104,7 @@ def running(dask_scheduler: Any) -> int:
     return len(dask_scheduler.running)
 
 
+@travels
 def expects_heartbeats(dask_scheduler: Any) -> None:
     """Let the scheduler restart each worker that was silent for 5 s, instead of 5 min."""
     check = dask_scheduler.periodic_callbacks["worker-ttl"]
