@@ -94,7 +94,7 @@ class JobStatus:
         The node list, empty before the job runs.
     start, end : float or None
         Epoch seconds of its start and of its end; for a running job `end` is when its walltime is over. None for a
-        pending job.
+        pending job; a suspended job has no known end.
     closes : float or None
         Epoch seconds at which its queue ends, as a reservation's does: a job that replaces it would end then too.
     expected_start : float or None
@@ -126,6 +126,8 @@ class JobStatus:
     def __post_init__(self) -> None:
         if self.state is JobState.PENDING:  # a requeued job may still have the times of its first run
             object.__setattr__(self, "start", None)
+            object.__setattr__(self, "end", None)
+        if self.suspended:  # the end moves with each second: Slurm reports the old one until the job is resumed
             object.__setattr__(self, "end", None)
         for name in ("name", "reason", "node"):
             object.__setattr__(self, name, printable(getattr(self, name)))

@@ -104,8 +104,8 @@ class SchedulerJob(Job):
         Another comes when an operator has shortened the walltime.
         """
         status = self.view.status if self.view is not None else self.queue_status
-        # before the job runs, the queue's estimate of its end may change
-        if status.state is not JobState.RUNNING or status.start is None:
+        # before the job runs, the queue's estimate of its end may change; while it is suspended, its end moves
+        if status.state is not JobState.RUNNING or status.start is None or status.suspended:
             return ""
         if status.end is None:
             self._ends = math.inf

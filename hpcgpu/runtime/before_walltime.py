@@ -160,9 +160,9 @@ class Retirement:
             known = problem
             try:
                 status = self.batch.poll([self.own.job_id]).get(self.own.job_id)
-                if status is not None:
+                if status is not None and not status.suspended:
                     return status.end
-                problem = "the queue does not know the job"
+                problem = "the queue does not know the job" if status is None else "the job is being suspended"
             except BatchUnavailable as error:  # the queue may answer later
                 problem = str(error)
             except BatchError as error:

@@ -19,6 +19,7 @@ from fake_slurm import Site
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcgpu.batch.base import JobStatus
 from hpcgpu.batch.slurm.client import Slurm
 from hpcgpu.runtime import before_walltime, job_identity
 from hpcgpu.runtime.before_walltime import Retirement
@@ -139,6 +140,22 @@ def test_a_queue_that_does_not_answer_is_asked_again(
         site.fault("squeue", stdout="", stderr="slurm_load_jobs error: Unable to contact slurm controller\n", rc=1)
     site.fault("squeue", stdout="", stderr="slurm_load_jobs error: Invalid job id specified\n", rc=1)
     site.job(5, "RUNNING", e=f"{began + HOUR:.0f}")
+    a_job(slurm)._watch()
+    assert len(retired) == 1 and clock.now == began + HOUR - 150
+
+
+def test_a_job_that_asks_while_it_is_being_suspended_asks_again(
+    slurm: Slurm, site: Site, clock: Clock, retired: list[Retirement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, poll = clock.now, slurm.poll
+    site.job(5, "SUSPENDED", e=f"{began + HOUR:.0f}")
+
+    def once(ids: list[str]) -> dict[str, JobStatus]:
+        found = poll(ids)
+        site.job(5, "RUNNING", e=f"{began + HOUR:.0f}")
+        return found
+
+    monkeypatch.setattr(slurm, "poll", once)
     a_job(slurm)._watch()
     assert len(retired) == 1 and clock.now == began + HOUR - 150
 

@@ -2151,6 +2151,19 @@ async def test_a_walltime_that_an_operator_shortens_is_told(site: Site) -> None:
         assert told in said and bool(told) is bool(said)
 
 
+async def test_the_end_of_a_suspended_job_is_not_known_until_it_is_resumed(site: Site) -> None:
+    """Slurm reports the old end until then."""
+    start, hours, jobs = site.now, 36000.0, site.registry.jobs
+    for suspended, later in ((False, 0.0), (True, 0.0), (False, 50000.0)):
+        for name in jobs:
+            site.says(name, JobState.RUNNING, start=start, end=start + hours + later, suspended=suspended)
+        site.now = start + later + suspended * (hours + 10)
+        await site.polled()
+        left = {job.info(now=site.now).time_left for job in jobs.values()}
+        assert left == {None if suspended else hours}
+    assert not site.warned and list(site.registry.active) == ["demo-0", "demo-1"], "no end was near"
+
+
 async def test_a_cluster_that_hpcgpu_stop_has_stopped_ends_without_a_log(site: Site) -> None:
     site.directory.begin_close()
     site.says("demo-scheduler", JobState.CANCELLED, end=site.now)
