@@ -39,6 +39,7 @@ from hpcgpu.dask_scheduler.rpc_types import (
 )
 from hpcgpu.dask_scheduler.running_calls import Calls
 from hpcgpu.dask_scheduler.start_manager import ManagerProcess
+from hpcgpu.dask_scheduler.suspended_time import SuspendedTime
 from hpcgpu.dask_scheduler.worker_stream import WorkerStream, describe
 from hpcgpu.dask_worker import accept_tasks
 from hpcgpu.fabric.guarded_listener import HAS_GPU
@@ -133,6 +134,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self.holds = Holds(scheduler)
         self.calls = Calls(scheduler, self.holds.held)
         self.usage = Usage(scheduler, self.calls)
+        self.suspended = SuspendedTime(scheduler)
         self.repeated = (
             PeriodicCallback(lambda: tasks_waiting_for_resources.move_waiting(scheduler), _MOVES * 1000),
             PeriodicCallback(self.lost_workers.remove_silent, _REMOVALS * 1000),

@@ -343,6 +343,26 @@ async def test_calls_are_counted_and_keep_the_scheduler_by_what_hpcgpu_replaces(
             await until(lambda: s.status is not Status.running)
 
 
+@canary
+async def test_a_scheduler_checks_the_time_by_the_callbacks_that_hpcgpu_replaces() -> None:
+    async with scheduler(idle_timeout="1 hour") as s, workers(s, "one") as (one,):
+        one.periodic_callbacks["heartbeat"].stop()
+        extension, ws = Extension(s, None), s.workers[one.address]
+        silence, idle = (s.periodic_callbacks[name].callback for name in ("worker-ttl", "idle-timeout"))
+        ws.last_seen = s.idle_since = time.time() - 7200
+        extension.suspended._checked -= 7200
+        await silence()
+        idle()
+        assert s.workers, "a worker that a suspended scheduler did not hear is removed"
+        assert s.idle_since, "Scheduler.idle_since"
+        assert s.status is Status.running, "time in which a scheduler was suspended counts against idle_timeout"
+        ws.last_seen = s.idle_since = time.time() - 7200
+        await silence()
+        assert not s.workers, "Server.periodic_callbacks has another check of silent workers"
+        idle()
+        await until(lambda: s.status is not Status.running)
+
+
 class OnDevice:
     """An object in GPU memory, as `results_in_host_memory` sees it."""
 

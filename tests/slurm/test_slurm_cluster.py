@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bed import SlurmBed
+from bed import call as bed_call
 from distributed import Client
 
 import hpcgpu
@@ -22,6 +23,7 @@ from tests.helpers import (
     answers,
     holds_workers,
     interrupt_program,
+    messages,
     package_reaches_all_workers,
     workers_retire_without_a_manager,
 )
@@ -296,6 +298,31 @@ def test_a_controller_that_is_away_costs_no_job(bed: SlurmBed, until: Until) -> 
             bed.start_controller()
         until(lambda: answers(cluster), "a poll succeeds", timeout=250)
         assert [job.state for job in cluster.jobs] == ["running", "running"]
+
+
+def test_a_cluster_whose_scheduler_job_was_suspended_works_on(bed: SlurmBed, until: Until) -> None:
+    """A scheduler that is suspended hears nobody: that time counts for none of its limits, which are shorter here."""
+    limits = {"lease": "30s", "idle_timeout": "30s", "env": {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "30s"}}
+    limits["scheduler"] = CPU["scheduler"] | {"walltime": "1h"}
+    with SlurmGPUCluster(**CPU | limits, jobs=1) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        cluster.settle()
+        before = [(job.id, job.state, job.reason) for job in cluster.jobs]
+        scheduler = cluster.jobs[0].id
+        pid = client.submit(os.getpid).result()
+        kept = client.scatter({"answer": 42}, hash=False)["answer"]
+        with told("has not answered for 60 s: the batch system has suspended it: nothing in it runs until the batch"):
+            bed_call("scontrol", "suspend", scheduler)
+        shown = next(job for job in cluster.jobs if job.id == scheduler)
+        assert "the batch system has suspended it" in shown.reason and shown.time_left is None
+        later = client.submit(os.getpid, pure=False)
+        bed_call("scontrol", "resume", scheduler)
+        until(lambda: "the scheduler answers again" in messages(cluster), "it answers")
+        assert later.result() == pid, "the worker is the same"
+        assert kept.result() == 42, "its data is still there"
+        cluster.settle()
+        assert [(job.id, job.state, job.reason) for job in cluster.jobs] == before
+        assert 3500 < (cluster.jobs[0].time_left or 0) <= 3600, "Slurm has moved its end"
 
 
 @pytest.mark.on_site
