@@ -23,6 +23,7 @@ from tests.helpers import (
     a_refused_request_pauses,
     kill_program,
     let_go,
+    messages,
     poll_now,
     set_grace,
     tasks,
@@ -96,6 +97,34 @@ def test_a_job_that_its_walltime_kills_is_no_failure_and_its_task_is_not_blamed(
         cluster.wait_for_workers(1)
         Event("go", client=client).set()
         assert future.result(timeout=250) != first
+
+
+def test_a_job_whose_walltime_an_operator_extends_works_on_after_its_old_end(bed: SlurmBed, until: Until) -> None:
+    """Slurm since 23.02 tells a job its end at the start only: a later end is in the queue alone."""
+    tells = "export SLURM_JOB_END_TIME=$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs=$SLURM_JOB_ID --format=%e)"
+    options = CPU | {
+        "walltime": "00:01:00",
+        "walltime_margin": "10s",
+        "job_script_prologue": [tells],
+        "scheduler": {"queue": "shared", "walltime": "1h"},
+    }
+    with SlurmGPUCluster(**options) as cluster, Client(cluster) as client:
+        cluster.adapt(minimum_jobs=1, maximum_jobs=1)
+        cluster.wait_for_workers(1)
+        cluster.settle()
+        [job] = cluster.workers.values()
+        old_end = job.queue_status.end
+        future = client.submit(wait_for, "go")
+        bed_call("scontrol", "update", f"JobId={job.job_id}", "TimeLimit=10")
+        until(lambda: "the walltime of this job was extended by 540 s" in job.log.read_text(), "its log says so")
+        until(lambda: time.time() > old_end, "the old end is over")
+        cluster.settle()
+        assert {name: each.job_id for name, each in cluster.workers.items()} == {job.name: job.job_id}
+        assert submits(cluster) == [job.job_id] and in_queue(bed).count(job.name) == 1
+        assert [each.time_left > 400 for each in cluster.jobs if each.kind == "worker"] == [True]
+        Event("go", client=client).set()
+        assert future.result() == job.name
+        assert "its workers retire" not in job.log.read_text() + messages(cluster)
 
 
 def test_a_job_that_is_preempted_is_no_failure_and_comes_back(bed: SlurmBed, until: Until) -> None:
