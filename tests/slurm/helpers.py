@@ -48,9 +48,9 @@ def stop(name: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def run_script(script: Path) -> int:
+def run_script(script: Path, *options: str) -> int:
     """Submit a script, and return its exit code when it has ended. `sbatch --wait` looks after 2, 10, 42 and 74 s."""
-    job = call("sbatch", "--parsable", str(script)).strip()
+    job = call("sbatch", "--parsable", *options, str(script)).strip()
 
     def shown(field: str) -> str:
         found = re.search(rf"\b{field}=([^\s:]+)", call("scontrol", "show", "job", job))

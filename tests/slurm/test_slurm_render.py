@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from collections.abc import Callable
@@ -171,3 +172,30 @@ def test_a_single_job_at_its_walltime_ends_its_program_first(bed: SlurmBed, home
         script
     ) and "SIGUSR1 arrived, at the end of the walltime or from scancel: the program was stopped" in log(script)
     assert "#SBATCH --signal=B:USR1@60" in script.read_text()
+
+
+#: Computes until Slurm has warned, and until the time when the workers of a job of a cluster would long have retired.
+COMPUTES = """
+    import signal, subprocess, time
+    warned = []
+    signal.signal(signal.SIGTERM, lambda *_: warned.append(time.time()))
+    asks = "SLURM_TIME_FORMAT=%s squeue --noheader --jobs=$SLURM_JOB_ID --format=%e"
+    end = int(subprocess.run(asks, shell=True, check=True, capture_output=True).stdout)
+    while not warned or time.time() < end - 25:
+        began = client.submit(time.time, pure=False).result()
+        open("computed", "a").write(f"{end - began:.1f}\\n")
+    print(f"warned {end - warned[0]:.0f} s before the end", flush=True)
+"""
+
+
+def test_the_workers_of_a_single_job_compute_to_its_end(bed: SlurmBed, home: Path) -> None:
+    """Elsewhere workers leave half of `walltime_margin` before the end. Slurm sends its signal up to 30 s too early."""
+    script = single(home, "long", COMPUTES.strip(), walltime="2m", walltime_margin="1m")
+    assert run_script(script, "--signal=B:USR1@12", f"--chdir={home}") == 128 + signal.SIGUSR1, log(script)
+    assert "SIGUSR1 arrived, at the end of the walltime or from scancel: the program was stopped" in log(script)
+    found = re.search(r"warned (\d+) s before the end", log(script))
+    assert found and 10 <= int(found[1]) <= 45, log(script)
+    computed = [float(line) for line in (home / "computed").read_text().splitlines()]
+    assert computed[0] > 60 and computed[-1] < 26, "its results are there, to the last"
+    [directory] = [path for path in script.parent.iterdir() if path.is_dir()]
+    assert "retire" not in (directory / "logs" / "workers.log").read_text()
