@@ -28,19 +28,31 @@ SUBMITS_AT_ONCE = 4
 #: Seconds for which the queue must not have a job whose submit got no answer, before a cluster that ends counts it as
 #: never submitted. While the cluster lives, it is `GRACE`, because the cluster would submit another job instead.
 _LATE = 10.0
+#: How often a living cluster still looks for such a job, and the seconds between two looks: it may come after all.
+_LAST_LOOKS, _LAST_INTERVAL = 12, 300.0
 
 
 @dataclass
 class _Unanswered:
-    """A submit that got no answer: how many answers of the queue did not show its job, the first and the last one."""
+    """A submit that got no answer: how many answers of the queue did not show its job, the first and the last one.
+
+    `last_looks` are the answers since the job counts as never submitted.
+    """
 
     answers: int = 0
     first: float = math.inf
     last: float = -math.inf
+    last_looks: int = 0
 
     def missed(self, *, now: float) -> None:
         """Record an answer of the queue without the job."""
+        self.last_looks += self.never_accepted(GRACE)
         self.answers, self.first, self.last = self.answers + 1, min(self.first, now), now
+
+    def due(self, *, now: float) -> bool:
+        """Whether to look for the job: at each poll until it counts as never submitted, then seldom, for an hour."""
+        seldom = self.last_looks < _LAST_LOOKS and now - self.last >= _LAST_INTERVAL
+        return seldom or not self.never_accepted(GRACE)
 
     def never_accepted(self, grace: float) -> bool:
         """Whether the queue has answered for so long without the job that it counts as never submitted."""
@@ -260,15 +272,16 @@ class Dispatcher:
         """Query the queue once for these jobs (default: all that have not ended) and record its answer."""
         alive = self.monitor.alive()
         answer = await in_thread(self.monitor.query, alive if job_ids is None else alive & frozenset(job_ids))
-        self.monitor.record(answer, now=self.clock(), waiting=True if self.looked_for() else None)
+        waits = any(not one.never_accepted(GRACE) for one in list(self._unanswered.values()))
+        self.monitor.record(answer, now=self.clock(), waiting=True if waits else None)
 
     def looked_for(self) -> list[str]:
-        """Return the jobs whose submit got no answer, except those that count as never submitted.
+        """Return the jobs whose submit got no answer, and for which it is time to look.
 
         A close looks for all of them: it is the last chance to find a job that the queue accepted much later.
         """
-        unanswered = list(self._unanswered.items())
-        return [name for name, one in unanswered if self.closing or not one.never_accepted(GRACE)]
+        now = self.clock()
+        return [name for name, one in list(self._unanswered.items()) if self.closing or one.due(now=now)]
 
     async def look_up(self, name: str) -> Submit | None:
         """Look in the queue for a job whose submit got no answer.
@@ -276,8 +289,9 @@ class Dispatcher:
         Returns
         -------
         Submit or None
-            What is known now; None if it is not known yet whether the queue has the job. Without an id, the job counts
-            as never submitted. The journal then says that it is not wanted: a later manager ends it if it appears.
+            What is new; None if it is not known yet whether the queue has the job. Without an id, the job counts as
+            never submitted. The journal then says that it is not wanted: a later manager ends it if it appears. If it
+            appears while this program manages the cluster, it is a job like any other.
 
         Raises
         ------
@@ -291,6 +305,7 @@ class Dispatcher:
         one = self._unanswered.get(name)
         if one is None:  # another thread has found it
             return None
+        late = one.never_accepted(GRACE)
         # read each time: an earlier manager that still lives writes the outcome of its submit
         submit = {kept.name: kept for kept in self.directory.submits()}.get(name) or Submit(name, "worker")
         if submit.refused:
@@ -298,11 +313,14 @@ class Dispatcher:
             return submit
         if ids := [submit.job_id] if submit.job_id is not None else self.batch.find(name):
             self._found(name, ids)
+            if late and submit.job_id is None and not self.closing:
+                self._note(self.directory.keep, [name])
+                submit = replace(submit, cancelled=False)
             return replace(submit, job_id=ids[-1])
         one.missed(now=self.clock())
         if self.closing and one.never_accepted(_LATE):
             self._unanswered.pop(name, None)
-        elif one.never_accepted(GRACE):
+        elif one.never_accepted(GRACE) and not late:
             self._note(self.directory.cancel, [name])
             return submit
         return None

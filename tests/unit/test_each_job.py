@@ -13,7 +13,7 @@ import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.queue_monitor import View, observe
-from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, Superseded
+from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, SubmitLimited, Superseded
 from hpcgpu.jobs import scheduler_job
 from hpcgpu.jobs.job_phases import Ended
 from hpcgpu.manager import closing as closing_of_cluster
@@ -247,6 +247,42 @@ async def test_a_job_that_the_queue_does_not_have_a_minute_later_is_submitted_un
     site.queue.submit(tmp_path / "worker", job_name="demo-2")  # after all
     await other.passes(20)
     assert live(other) == ["demo-0", "demo-1", "demo-3"], "the next manager ends it"
+
+
+@pytest.mark.parametrize(
+    ("place", "state", "last"),
+    [
+        ("taken", JobState.PENDING, "demo-3"),
+        ("taken", JobState.RUNNING, "demo-2"),  # the other one still waits
+        ("free", JobState.PENDING, "demo-2"),
+        ("free", JobState.RUNNING, "demo-2"),
+    ],
+)
+async def test_of_a_job_that_comes_after_all_and_the_one_in_its_place_one_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, state: JobState, last: str
+) -> None:
+    monkeypatch.setattr(draining, "_FINISHING_INTERVAL", 0.0)
+    site = await begun(tmp_path)
+    await unanswered(site)
+    refusal = SubmitLimited("QOSMaxSubmitJobPerUserLimit") if place == "free" else None
+    site.queue.refusal = refusal
+    await site.passes(1800)
+    site.queue.refusal = None
+    late = site.queue.submit(tmp_path / "worker", job_name="demo-2")
+    site.queue.jobs[late] = replace(site.queue.jobs[late], state=state)
+    site.queue.refusal = refusal
+    await site.passes(400)
+    assert live(site) == sorted(site.registry.active) == ["demo-0", "demo-1", last]
+
+
+async def test_a_job_that_the_queue_never_had_is_looked_up_for_an_hour_and_seldom(tmp_path: Path) -> None:
+    site = await begun(tmp_path)
+    await unanswered(site)
+    await site.passes(100)
+    finds, find = list[float](), site.queue.find
+    site.queue.find = lambda name: (finds.append(site.now), find(name))[1]  # type: ignore[method-assign]
+    await site.passes(2 * HOUR)
+    assert len(finds) == 12 and finds[-1] - finds[0] == pytest.approx(HOUR, rel=0.2)
 
 
 async def test_a_job_that_is_not_wanted_any_more_when_it_is_found_ends(tmp_path: Path) -> None:

@@ -50,19 +50,20 @@ class Faulty(Queue):
 
     def __init__(self) -> None:
         super().__init__()
-        self.refuses_cancels = self.accepts_late = False
-        self.late: list[str] = []
+        self.refuses_cancels = self.accepts_late = self.holds_back = False
+        self.late: dict[str, float] = {}
 
     def submit(self, script: Path, **arguments: Any) -> str:
         if self.accepts_late and self.refusal is None:
-            self.late.append(arguments["job_name"])
+            self.late[arguments["job_name"]] = 0.0
             raise AmbiguousSubmit(f"it is not known whether job {arguments['job_name']!r} exists")
         return super().submit(script, **arguments)
 
-    def accept(self) -> None:
-        """Accept the jobs whose submit has failed before."""
-        while self.late:
-            super().submit(Path("worker"), job_name=self.late.pop())
+    def accept(self, seconds: float) -> None:
+        """Accept the jobs whose submit has failed before, unless an hour has passed since."""
+        self.late = {name: age + seconds for name, age in self.late.items() if age < 3600}
+        while self.late and not (self.silent or self.loses_answers or self.holds_back):
+            super().submit(Path("worker"), job_name=self.late.popitem()[0])
 
     def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
         if self.refuses_cancels:
@@ -126,8 +127,8 @@ class World:
     async def passes(self, seconds: int) -> None:
         for _ in range(seconds // 5):
             self.site.now += 5
-            if not (self.queue.silent or self.queue.loses_answers or self.site.directory.closing):
-                self.queue.accept()  # in a closed cluster such a job ends at once
+            if not self.site.directory.closing:  # in a closed cluster such a job ends at once
+                self.queue.accept(5)
             if self.site.state.cancelling:
                 await self.site.reconciler.end_all()
             if not self.over:
@@ -173,6 +174,9 @@ class World:
 
     async def accepts_late(self, on: bool) -> None:
         self.queue.accepts_late = on
+
+    async def holds_back(self, on: bool) -> None:
+        self.queue.holds_back = on
 
     async def scheduler_is_silent(self, on: bool) -> None:
         self.site.client.listening = not on
@@ -220,6 +224,7 @@ class World:
         """Nothing goes wrong any more, and the user asks once more for what is wanted."""
         await self.disk_is_full(False)
         self.queue.silent = self.queue.refuses_cancels = self.queue.loses_answers = self.queue.accepts_late = False
+        self.queue.holds_back = False
         self.queue.refusal, self.site.client.full = None, False
         self.site.client.listening = not self.queue.jobs["1"].state.ended
         await self.passes(1500)
@@ -256,6 +261,7 @@ _step = st.one_of(
     st.tuples(st.just("refuses_submits"), st.integers(0, 5)),
     st.tuples(st.just("loses_answers"), _on),
     st.tuples(st.just("accepts_late"), _on),
+    st.tuples(st.just("holds_back"), _on),
     st.tuples(st.just("scheduler_is_silent"), _on),
     st.tuples(st.just("data_fits_nowhere"), _on),
     st.tuples(st.just("disk_is_full"), _on),
@@ -318,6 +324,11 @@ async def history(steps: list[tuple[Any, ...]], path: Path) -> None:
 @given(st.lists(_step, min_size=3, max_size=30), _end, st.lists(_step, max_size=10))
 @example([("loses_answers", True), ("order", Scale(DEFAULT, 3)), ("loses_answers", False)], (), [("passes", 100)])
 @example([("accepts_late", True), ("order", Scale(DEFAULT, 3)), ("taken_over",)], (), [("passes", 100)])
+@example(
+    [("accepts_late", True), ("holds_back", True), ("order", Scale(DEFAULT, 3)), ("accepts_late", False)],
+    (),
+    [("passes", 400), ("passes", 400)],
+)
 def test_whatever_happens_no_job_is_lost_or_doubled_and_the_wanted_size_comes_back(
     steps: list[tuple[Any, ...]], end: tuple[tuple[Any, ...], ...], after: list[tuple[Any, ...]]
 ) -> None:
