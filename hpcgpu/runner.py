@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import os
 import shlex
+import signal
 import sys
 import threading
 import time
@@ -144,6 +145,16 @@ def tasks_per_node(text: str) -> list[int]:
     return counts
 
 
+def _leave_warnings_to_the_program() -> None:
+    """Let this process, and the program that it becomes, ignore the signals with which Slurm warns all tasks.
+
+    They end a process that does not expect them: the cluster would end at the warning.
+    """
+    with contextlib.suppress(ValueError):  # not in the main thread
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
+
+
 def _here(job: _J) -> _J:
     """Return the options of a job without a container.
 
@@ -214,6 +225,8 @@ class SlurmGPURunner:
         cluster = self.options.cluster
         self.directory = ClusterDirectory(cluster.cluster_directory / cluster.name)
         self.status = Status.created
+        if task.rank != 1:
+            _leave_warnings_to_the_program()
         if task.rank == 0:
             self._become_scheduler()
         self._wait_for("cluster.json", "the scheduler's task")

@@ -131,3 +131,21 @@ def test_a_program_that_raises_shows_its_traceback(bed: SlurmBed, home: Path) ->
     code, out = srun(home, "--ntasks=3", gpus=1, nodes=1, workers=1, rest="raise ValueError('mine')")
     assert code == 1 and "ValueError: mine" in out, out
     assert left(bed, home) == []
+
+
+#: Waits for the warning, as one that wants to save its results, and computes on.
+WARNED = """
+        import signal, subprocess, threading
+        warned = threading.Event()
+        signal.signal(signal.SIGUSR1, lambda *_: warned.set())
+        subprocess.run(["scancel", "--signal=USR1", os.environ["SLURM_JOB_ID"]], check=True)
+        print("warned", warned.wait(60), flush=True)
+        print("workers", len(client.run(os.getpid)), "answer", client.submit(sum, [40, 2]).result(60), flush=True)
+"""
+
+
+def test_only_the_program_is_warned_before_the_walltime_ends(bed: SlurmBed, home: Path) -> None:
+    """By `--signal=USR1@60` Slurm sends the signal to each task of the step, as `scancel --signal` does at once."""
+    code, out = srun(home, "--ntasks=4", gpus=1, nodes=1, workers=1, rest=WARNED.strip())
+    assert code == 0 and "warned True\nworkers 1 answer 42\n" in out, out
+    assert left(bed, home) == []
