@@ -313,7 +313,9 @@ class Drainer:
         seconds : float
             For the scheduler's answer.
         """
-        jobs = [job for job in self.state.registry.worker_jobs if job.draining and not _cancel_requested(job)]
+        cancelled = self.state.dispatcher.cancelled  # perhaps by an earlier manager
+        draining = [job for job in self.state.registry.worker_jobs if job.draining and job.job_id not in cancelled]
+        jobs = [job for job in draining if not _cancel_requested(job)]
         await self._take_back(jobs, retry_at=self.state.now + RETRY, seconds=seconds)
         return [job.name for job in jobs]
 

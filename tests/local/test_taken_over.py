@@ -149,4 +149,6 @@ def test_a_cluster_without_worker_jobs_stays_without(queue: LocalQueue) -> None:
     poll_and_decide(again)
     assert again.workers == {} and len(submits(again)) == 3
     again.detach()
+    assert "still works" not in messages(again)
+    assert all(submit.cancelled for submit in again.directory.submits() if submit.kind == "worker")
     assert stop(again.directory, queue) == []
