@@ -381,6 +381,30 @@ def test_a_replacement_that_the_queue_refuses_costs_a_cluster_no_manager(
         cluster.wait_for_workers(1)
 
 
+async def test_a_program_that_closes_before_it_has_taken_a_cluster_over_leaves_it_alone(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with LocalGPUCluster(name="kept", jobs=0, shutdown_on_close=False, asynchronous=True, **CPU) as made:
+        jobs = live(queue)
+    for record in made.directory.path.glob("manager-*.json"):
+        record.unlink()  # as of a cluster that `hpcgpu render` has made
+    asks = asyncio.Event()
+
+    async def asked(*_: object, **__: object) -> None:
+        asks.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hpcgpu.manager.manager.running_scheduler", asked)
+        cluster = LocalGPUCluster.from_name("kept", asynchronous=True)
+        start = asyncio.ensure_future(cluster.manager.start())
+        await asks.wait()
+        await cluster.close()
+        await asyncio.wait([start])
+    assert not made.directory.closing and made.directory.tls.is_dir() and live(queue) == jobs
+    stop(made.directory, queue)
+
+
 def test_what_cannot_be_taken_up_is_said(queue: LocalQueue, home: Path) -> None:
     with pytest.raises(NoCluster, match=r"there is no cluster named 'nobody' in .*. Existing clusters: none"):
         LocalGPUCluster.from_name("nobody")
