@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from hpcgpu.dask_scheduler.end_without_manager import ManagerLease
 from hpcgpu.dask_scheduler.manager_requests import Requests
 from hpcgpu.dask_scheduler.rpc_types import RequestAnswer
 from hpcgpu.dask_scheduler.scheduler_extension import Extension, install
-from hpcgpu.errors import ClusterError
+from hpcgpu.errors import ClusterError, ClusterWarning
 from hpcgpu.orders import manager_in_scheduler_job, send_to_manager
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Scale, Wanted, apply
@@ -83,6 +84,30 @@ def test_what_the_manager_refuses_is_an_error_in_the_program_that_requested_it(
     monkeypatch.setattr(send_to_manager, "_request", answered)
     with pytest.raises(ClusterError, match=error) if error else contextlib.nullcontext():
         assert send_to_manager.done_by_manager(directory, Scale("default", 2))
+
+
+@pytest.mark.parametrize("host", ["here", "elsewhere"])
+def test_a_manager_that_lives_keeps_its_cluster_though_it_takes_no_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    directory = create_directory.claim(tmp_path / "demo", None)
+    if host == "elsewhere":
+        monkeypatch.setattr(socket, "gethostname", lambda: "login2")
+    directory.take_over("the manager")
+    monkeypatch.undo()
+    directory.publish(Contact(token=directory.token(), job_id="1", workers="tls://a:1", client="tls://a:1"))
+
+    async def no_manager(*_: object) -> RequestAnswer:
+        return RequestAnswer(taken=False, error="")
+
+    monkeypatch.setattr(send_to_manager, "_request", no_manager)
+    monkeypatch.setattr(send_to_manager, "BEGINS", -1.0)
+    if host == "here":
+        with pytest.raises(ClusterError, match="the manager manages cluster demo, and takes no requests now"):
+            send_to_manager.done_by_manager(directory, Scale("default", 2))
+    else:
+        with pytest.warns(ClusterWarning, match="takes over cluster demo .* cannot find out whether it still runs"):
+            assert not send_to_manager.done_by_manager(directory, Scale("default", 2))
 
 
 async def test_a_request_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:
