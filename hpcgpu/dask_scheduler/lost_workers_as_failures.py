@@ -1,7 +1,8 @@
 """Which lost workers count as failures of their tasks: those that crashed, and not those whose job only ended.
 
 A task that loses too many workers fails with `KilledWorker`. distributed counts each lost worker at once. Here a lost
-worker counts when it comes back, because its nanny restarted it after a crash, or when its job has failed.
+worker counts when it comes back, because its nanny restarted it after a crash, or when its job has failed. It does not
+count if the worker reports that it only lost its connection.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class LostWorkers:
             now = time.monotonic()
             self._lost = {name: loss for name, loss in self._lost.items() if now - loss[0] < CHARGEABLE}
             self._lost[str(ws.name)] = (now, ws.clean(), set(tasks))
+
+    def forget(self, name: str) -> None:
+        """Forget the loss of a worker that has not crashed."""
+        self._lost.pop(name, None)
 
     def forget_task(self, key: Any) -> None:
         """Forget a task that the scheduler has forgotten."""

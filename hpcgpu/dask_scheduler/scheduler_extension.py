@@ -162,6 +162,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_refuse_tasks": self.refuse_tasks,
             "hpcgpu_resume": self.resume,
             "hpcgpu_ended": self.lost_workers.ended,
+            "hpcgpu_disconnected": self.disconnected,
             "hpcgpu_lose": self.lose,
             "hpcgpu_heartbeat": self.lease.heartbeat,
             "hpcgpu_goodbye": self.lease.goodbye,
@@ -407,6 +408,13 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         results = msg["lost-computed-tasks"] | msg["lost-scattered-tasks"]
         self.usage.lost(ws, [*ws.actors, *(self.scheduler.tasks[key] for key in results)])
         self.lost_workers.record(ws, msg["processing-tasks"])
+
+    async def disconnected(self, address: str, name: str) -> None:
+        """Record that a worker starts again which has not crashed: it has only lost its connection."""
+        if address in self.scheduler.workers:  # only the worker has noticed
+            stimulus = f"hpcgpu-disconnected-{time.time()}"
+            await self.scheduler.remove_worker(address, stimulus_id=stimulus, expected=True, close=False)
+        self.lost_workers.forget(name)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Record a worker; store equal reports about the workers' software only once."""

@@ -1,8 +1,8 @@
-"""A worker that loses its connection to a scheduler that still listens starts again, in the same job.
+"""A worker that loses its connection to a scheduler that lives starts again, in the same job.
 
 distributed cannot connect a worker again ("Worker reconnection is not supported", distributed/worker.py): it ends the
-worker and its nanny, and with the last nanny the job, whose successor would wait in the queue. Here the nanny stays,
-and starts the worker anew. Until the network works again, the new worker tries to connect, for `death_timeout` at most.
+worker and its nanny, and with the last nanny the job, whose successor would wait in the queue. Here the worker waits
+until the scheduler answers, for `death_timeout` at most. Then it ends alone, and its nanny starts it anew.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from distributed.core import Status
+from distributed.nanny import WorkerProcess
 
 from hpcgpu.posix.threads import in_thread
-from hpcgpu.runtime.scheduler_connection import refuses
+from hpcgpu.runtime.scheduler_connection import Answer, probe
 from hpcgpu.store.directory import ClusterDirectory
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ _BROKEN, _REMOVED = "worker-handle-scheduler-connection-broken", "worker-heartbe
 _RUNS = {Status.running, Status.paused, Status.closing_gracefully}
 #: Seconds in which the stream brings the request to end, if the scheduler removed the worker on purpose.
 _REQUEST = 5.0
+#: Seconds between two attempts to reach the scheduler, and for its answer to a call.
+_INTERVAL, _ANSWER = 2.0, 10.0
 
 
 def start_again(worker: Worker, directory: ClusterDirectory) -> None:
@@ -36,8 +40,11 @@ def start_again(worker: Worker, directory: ClusterDirectory) -> None:
 
     async def close_worker(*, nanny: bool = True, reason: str = "worker-close", **options: Any) -> str | None:
         lost = reason == _BROKEN or (reason == _REMOVED and not await _requested_to_end(worker))
-        if lost and nanny and worker.nanny and await in_thread(_goes_on, directory):
+        if lost and nanny and worker.nanny and await _reachable(worker, directory):
             logger.warning("hpcgpu: worker %s has lost the scheduler, and starts again in this job", worker.name)
+            with suppress(OSError, TimeoutError):  # then it counts as a crash
+                call = worker.scheduler.hpcgpu_disconnected(address=worker.address, name=str(worker.name))
+                await asyncio.wait_for(call, _ANSWER)
             nanny, options = False, {**options, "executor_wait": False}  # the scheduler runs its tasks elsewhere
         closed: str | None = await close(nanny=nanny, reason=reason, **options)
         return closed
@@ -53,7 +60,34 @@ async def _requested_to_end(worker: Worker) -> bool:
     return worker.status not in _RUNS
 
 
-def _goes_on(directory: ClusterDirectory) -> bool:
-    """Whether the cluster goes on, as far as this node can see."""
-    contact = directory.contact()
-    return contact is not None and not directory.closing and not refuses(contact)
+async def _reachable(worker: Worker, directory: ClusterDirectory) -> bool:
+    """Wait until the scheduler of a worker can be reached; false if it has ended, or if `death_timeout` is over."""
+    until = time.monotonic() + (worker.death_timeout or 0.0)
+    while worker.status in _RUNS:
+        contact = await in_thread(directory.contact)
+        if contact is None or await in_thread(lambda: directory.closing):
+            return False
+        answer = await in_thread(probe, contact)
+        if answer is not Answer.SILENT:
+            return answer is Answer.ACCEPTS
+        if time.monotonic() > until:
+            return False
+        await asyncio.sleep(_INTERVAL)
+    return False
+
+
+def let_nannies_end() -> None:
+    """Let a nanny of this process end while its worker starts again.
+
+    distributed expects that a process that starts has started before it is killed. A nanny whose worker did not connect
+    within `death_timeout` fails then, and neither ends nor obeys SIGTERM (see dask/distributed#7323).
+    """
+    kill = WorkerProcess.kill
+
+    async def kill_process(self: Any, *arguments: Any, **options: Any) -> None:
+        if self.status is Status.starting and self.process is not None:
+            await self.process.kill()
+            await self.process.join()
+        await kill(self, *arguments, **options)
+
+    WorkerProcess.kill = kill_process

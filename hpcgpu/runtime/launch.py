@@ -100,6 +100,7 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
     if arguments.kind == "worker":
         try:
             program = importlib.import_module(worker_program(arguments))
+            importlib.import_module("hpcgpu.dask_worker.start_again").let_nannies_end()
             preemption.expect(program if own.warned else None)
             fork_server = forkserver.begin(gpus=bool(arguments.gpus), at_end=at_end) if forks else None
             watch_directory(directory)  # a thread: after the fork

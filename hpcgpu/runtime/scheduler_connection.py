@@ -6,6 +6,7 @@ Worker jobs use it, and programs that connect.
 from __future__ import annotations
 
 import contextlib
+import enum
 import random
 import socket
 import ssl
@@ -69,19 +70,24 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
     return True
 
 
-def refuses(contact: Contact) -> bool:
-    """Whether nobody listens at the contact's address for clients any more: its scheduler has ended.
+class Answer(enum.Enum):
+    """What happens to a connection to the address of a scheduler."""
 
-    False also if there is no answer: then the network may have failed, or the node of the scheduler.
-    """
+    ACCEPTS = "it is accepted"
+    REFUSES = "it is refused: nobody listens there any more"
+    SILENT = "there is no answer: the network may have failed, or the node"
+
+
+def probe(contact: Contact) -> Answer:
+    """Return what happens to a connection to the contact's address for clients, without a handshake."""
     host, _, port = contact.client.partition("://")[2].rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except ConnectionRefusedError:
-        return True
+        return Answer.REFUSES
     except (OSError, ValueError):  # ValueError: the contact contains no valid address
-        return False
-    return False
+        return Answer.SILENT
+    return Answer.ACCEPTS
 
 
 def scheduler_of(directory: ClusterDirectory, contact: Contact) -> rpc:

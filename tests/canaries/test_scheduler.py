@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import os
+import signal
+import socket
 import threading
 import time
 import urllib.error
@@ -20,11 +23,12 @@ import distributed.scheduler
 import distributed.versions
 import pytest
 from canary import canary
-from distributed import Client, Scheduler, Worker
+from distributed import Client, Nanny, Scheduler, Worker
 from distributed.active_memory_manager import ActiveMemoryManagerExtension
 from distributed.client import FutureCancelledError
 from distributed.comm.registry import backends
 from distributed.core import Status, rpc
+from distributed.nanny import WorkerProcess
 from distributed.protocol.serialize import deserialize, serialize
 from distributed.scheduler import KilledWorker
 
@@ -156,6 +160,20 @@ async def test_a_worker_that_loses_the_scheduler_closes_by_the_method_that_hpcgp
         await s.remove_worker(removed.address, stimulus_id="test", close=False)
         await until(lambda: all(worker.status is Status.closed for worker in started))
         assert reasons == {"broken": start_again._BROKEN, "removed": start_again._REMOVED}
+
+
+@canary
+async def test_a_nanny_ends_whose_worker_starts_again_and_finds_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WorkerProcess, "kill", WorkerProcess.kill)
+    start_again.let_nannies_end()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with scheduler() as s:
+            nanny = await Nanny(s.address, nthreads=1, dashboard=False, death_timeout=20)
+            nanny.process.worker_kwargs["scheduler_ip"] = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+            nanny.death_timeout = 2
+            os.kill(nanny.pid, signal.SIGKILL)
+            await asyncio.wait_for(nanny.finished(), TIMEOUT)
+            assert not nanny.is_alive()
 
 
 @canary

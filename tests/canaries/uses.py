@@ -234,6 +234,15 @@ USES: tuple[Use, ...] = (
         ("dask/distributed#2311", "dask/distributed#4079"),
     ),
     Use(
+        "distributed.nanny.WorkerProcess.kill",
+        "distributed",
+        Kind.REPLACED,
+        "a nanny whose worker starts again and finds no scheduler within death_timeout ends, and obeys SIGTERM",
+        ("hpcgpu.dask_worker.start_again",),
+        "test_a_nanny_ends_whose_worker_starts_again_and_finds_no_scheduler",
+        ("dask/distributed#7323",),
+    ),
+    Use(
         "distributed.worker.Worker.metrics",
         "distributed",
         Kind.PROTOCOL,

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,17 @@ from hpcgpu import ClusterError, LocalGPUCluster, PBSGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.display.progress import waiting_for
 from tests.conftest import live, told
-from tests.helpers import CPU, GPU, asks_for, messages, names, poll_and_decide, time_passes, two_of_four_are_missing
+from tests.helpers import (
+    CPU,
+    GPU,
+    asks_for,
+    messages,
+    names,
+    poll_and_decide,
+    time_passes,
+    two_of_four_are_missing,
+    waits_for_file,
+)
 
 Until = Callable[..., None]
 
@@ -73,12 +84,15 @@ def test_a_job_that_loses_one_of_four_workers_says_so_and_is_replaced(
 
 @pytest.mark.parametrize(("worker_start", "noticed_by"), [("forkserver", "both"), ("spawn", "the scheduler alone")])
 def test_workers_whose_connection_breaks_start_again_in_their_job(
-    queue: LocalQueue, fake_gpus: None, until: Until, worker_start: str, noticed_by: str
+    queue: LocalQueue, fake_gpus: None, home: Path, until: Until, worker_start: str, noticed_by: str
 ) -> None:
-    options = GPU | {"worker_start": worker_start}
+    # a crash of the worker would fail its task
+    options = GPU | {"worker_start": worker_start, "env": {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}}
     with LocalGPUCluster(name="cut", jobs=1, **options) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(2)
         pids, jobs = client.run(os.getpid), live(queue)
+        task = client.submit(waits_for_file, str(home))
+        until(lambda: any(client.processing().values()), "it runs")
         cut(client, noticed_by)
         until(lambda: not pids.keys() & cluster.scheduler_info["workers"].keys(), "they are gone")
         cluster.wait_for_workers(2)
@@ -86,6 +100,8 @@ def test_workers_whose_connection_breaks_start_again_in_their_job(
         again = client.run(os.getpid)
         assert len(again) == 2 and not set(again.values()) & set(pids.values()), "new processes"
         assert names(cluster) == {"cut-0-0", "cut-0-1"} and live(queue) == jobs, "in the same job"
+        (home / "go").touch()
+        task.result()
         [log] = cluster.directory.logs.glob("cut-0*")
         assert "worker cut-0-0 has lost the scheduler, and starts again in this job" in log.read_text()
     assert live(queue) == []
