@@ -1,11 +1,13 @@
-"""All processes of a job end with it."""
+"""All processes of a job end with it, and no other process that has got the pid of one."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 
 import psutil
 
+from hpcgpu.posix.process_identity import alive, identity
 from hpcgpu.posix.process_trees import end_all
 
 
@@ -20,3 +22,8 @@ def test_a_process_that_was_found_once_ends_although_nothing_shows_later_whose_i
             assert process.wait(10) == -9
         finally:
             process.kill()
+
+
+def test_a_process_that_has_the_pid_of_an_earlier_one_is_another() -> None:
+    pid, start = identity(os.getpid())
+    assert alive([pid, start]) and not alive([pid, start - 1]) and not alive([])

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from hpcgpu.client.hold import HeldWorker, HeldWorkers
 from hpcgpu.dask_worker.run_ranked import _variables
 
 
@@ -25,3 +26,14 @@ def test_the_last_call_has_its_variables_and_the_end_of_all_brings_back_the_work
     assert os.environ["RANK"] == ("0" if earlier_ends_first else "3")
     (later if earlier_ends_first else earlier).__exit__(None, None, None)
     assert os.environ.get("RANK") == own
+
+
+def test_all_ranks_meet_at_the_first_one_also_on_other_nodes() -> None:
+    def member(rank: int, node: str) -> HeldWorker:
+        where = {"address": f"tls://{node}:1", "node": node, "host": f"{node}-ib0", "port": 4000 + rank}
+        return HeldWorker(name=f"w{rank}", job="j", job_id="1", rank=rank, local_rank=0, world_size=2, **where)
+
+    workers = object.__new__(HeldWorkers)
+    workers._members = [member(0, "n1"), member(1, "n2")]
+    found = [(one["RANK"], one["MASTER_ADDR"], one["MASTER_PORT"]) for one in workers.environments.values()]
+    assert found == [("0", "n1-ib0", "4000"), ("1", "n1-ib0", "4000")]
