@@ -187,6 +187,8 @@ class HeldWorkers(Sequence[HeldWorker]):
         ------
         ClusterError
             A worker was lost. The function may still run on the others.
+        RuntimeError
+            The function has called ``sys.exit`` with an error: the worker stays. ``sys.exit(0)`` returns None.
         """
         return self._client.sync(self._run, function, arguments, options)
 

@@ -42,12 +42,23 @@ async def run_ranked(
         The variables of each worker, by its address.
     dask_worker : distributed.Worker
         This worker; `Client.run` adds it.
+
+    Raises
+    ------
+    RuntimeError
+        The function has called ``sys.exit`` with an error. Without one it returns None.
     """
     given = {"dask_worker": dask_worker} if has_arg(function, "dask_worker") else {}
     with _variables(environments[dask_worker.address]):
-        if iscoroutinefunction(function):
-            return await function(*arguments, **options, **given)
-        return await in_thread(lambda: function(*arguments, **options, **given))
+        try:
+            if iscoroutinefunction(function):
+                return await function(*arguments, **options, **given)
+            return await in_thread(lambda: function(*arguments, **options, **given))
+        except SystemExit as end:  # the main function of a program; it must not end the worker, nor its job
+            if end.code in (None, 0):
+                return None
+            name = getattr(function, "__name__", "the function")
+            raise RuntimeError(f"{name} ended by sys.exit({end.code!r})") from end
 
 
 #: The variables of the calls that run now, the last one last; and those of the worker itself, None for a missing one.

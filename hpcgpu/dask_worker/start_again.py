@@ -69,7 +69,7 @@ async def _reachable(worker: Worker, directory: ClusterDirectory) -> bool:
             return False
         answer = await in_thread(probe, contact)
         if answer is not Answer.SILENT:
-            return answer is Answer.ACCEPTS
+            return answer is Answer.ACCEPTS and worker.status in _RUNS
         if time.monotonic() > until:
             return False
         await asyncio.sleep(_INTERVAL)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hpcgpu.client.hold import HeldWorker, HeldWorkers
-from hpcgpu.dask_worker.run_ranked import _variables
+from hpcgpu.dask_worker.run_ranked import _variables, run_ranked
 
 
 @pytest.mark.parametrize("earlier_ends_first", [True, False])
@@ -37,3 +41,22 @@ def test_all_ranks_meet_at_the_first_one_also_on_other_nodes() -> None:
     workers._members = [member(0, "n1"), member(1, "n2")]
     found = [(one["RANK"], one["MASTER_ADDR"], one["MASTER_PORT"]) for one in workers.environments.values()]
     assert found == [("0", "n1-ib0", "4000"), ("1", "n1-ib0", "4000")]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+async def test_a_program_that_exits_ends_its_call_and_not_the_worker(asynchronous: bool) -> None:
+    def main(code: object) -> None:
+        sys.exit(code)  # type: ignore[arg-type]
+
+    async def asynchronous_main(code: object) -> None:
+        main(code)
+
+    async def run(code: object) -> Any:
+        worker: Any = SimpleNamespace(address="tls://a:1")
+        call = run_ranked(asynchronous_main if asynchronous else main, (code,), {}, {worker.address: {}}, worker)
+        return await asyncio.wait_for(call, 60)
+
+    assert await run(0) is await run(None) is None
+    for code in (3, "no data"):
+        with pytest.raises(RuntimeError, match=f"main ended by sys.exit.{code!r}"):
+            await run(code)
