@@ -82,12 +82,17 @@ def test_a_job_that_loses_one_of_four_workers_says_so_and_is_replaced(
     assert live(queue) == []
 
 
-@pytest.mark.parametrize(("worker_start", "noticed_by"), [("forkserver", "both"), ("spawn", "the scheduler alone")])
+@pytest.mark.usefixtures("fake_gpus")
+@pytest.mark.parametrize(
+    ("worker_start", "protocol", "noticed_by"),
+    [("forkserver", "tls", "both"), ("forkserver", "ucx", "both"), ("spawn", "tls", "the scheduler alone")],
+)
 def test_workers_whose_connection_breaks_start_again_in_their_job(
-    queue: LocalQueue, fake_gpus: None, home: Path, until: Until, worker_start: str, noticed_by: str
+    queue: LocalQueue, home: Path, until: Until, worker_start: str, protocol: str, noticed_by: str
 ) -> None:
     # a crash of the worker would fail its task
-    options = GPU | {"worker_start": worker_start, "env": {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}}
+    own = {"worker_start": worker_start, "protocol": protocol, "scheduler": {"gpus_per_node": int(protocol == "ucx")}}
+    options = GPU | own | {"env": {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}}
     with LocalGPUCluster(name="cut", jobs=1, **options) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(2)
         pids, jobs = client.run(os.getpid), live(queue)
