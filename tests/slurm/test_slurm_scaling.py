@@ -118,7 +118,6 @@ def test_a_job_whose_walltime_an_operator_extends_works_on_after_its_old_end(bed
         bed_call("scontrol", "update", f"JobId={job.job_id}", "TimeLimit=10")
         until(lambda: "the walltime of this job was extended by 540 s" in job.log.read_text(), "its log says so")
         until(lambda: time.time() > old_end, "the old end is over")
-        cluster.settle()
         assert {name: each.job_id for name, each in cluster.workers.items()} == {job.name: job.job_id}
         assert submits(cluster) == [job.job_id] and in_queue(bed).count(job.name) == 1
         assert [each.time_left > 400 for each in cluster.jobs if each.kind == "worker"] == [True]
