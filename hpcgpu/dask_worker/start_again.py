@@ -14,10 +14,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from distributed.core import Status
-from distributed.nanny import WorkerProcess
+from distributed.nanny import Nanny
 
 from hpcgpu.posix.threads import in_thread
-from hpcgpu.runtime.scheduler_connection import Answer, probe
+from hpcgpu.runtime.scheduler_connection import ConnectionResult, probe
 from hpcgpu.store.directory import ClusterDirectory
 
 if TYPE_CHECKING:
@@ -64,16 +64,22 @@ async def _reachable(worker: Worker, directory: ClusterDirectory) -> bool:
     """Wait until the scheduler of a worker can be reached; false if it has ended, or if `death_timeout` is over."""
     until = time.monotonic() + (worker.death_timeout or 0.0)
     while worker.status in _RUNS:
-        contact = await in_thread(directory.contact)
-        if contact is None or await in_thread(lambda: directory.closing):
-            return False
-        answer = await in_thread(probe, contact)
-        if answer is not Answer.SILENT:
-            return answer is Answer.ACCEPTS and worker.status in _RUNS
+        answer = await in_thread(_look, directory)
+        if answer is not ConnectionResult.SILENT:
+            return answer is ConnectionResult.ACCEPTED and worker.status in _RUNS
         if time.monotonic() > until:
             return False
         await asyncio.sleep(_INTERVAL)
     return False
+
+
+def _look(directory: ClusterDirectory) -> ConnectionResult:
+    """Return whether the scheduler can be reached now. A filesystem that fails proves nothing."""
+    try:
+        contact = None if directory.closing else directory.certain_contact()
+    except (OSError, ValueError):
+        return ConnectionResult.SILENT
+    return ConnectionResult.REFUSED if contact is None else probe(contact)
 
 
 def let_nannies_end() -> None:
@@ -82,12 +88,16 @@ def let_nannies_end() -> None:
     distributed expects that a process that starts has started before it is killed. A nanny whose worker did not connect
     within `death_timeout` fails then, and neither ends nor obeys SIGTERM (see dask/distributed#7323).
     """
-    kill = WorkerProcess.kill
+    kill = Nanny.kill
 
-    async def kill_process(self: Any, *arguments: Any, **options: Any) -> None:
-        if self.status is Status.starting and self.process is not None:
-            await self.process.kill()
-            await self.process.join()
+    async def kill_worker(self: Any, *arguments: Any, **options: Any) -> None:
+        started = self.process
+        # only where the nanny ends: a later start of the process would wait for the message of this one
+        if self.status is Status.closing and started is not None and started.status is Status.starting:
+            process = started.process
+            with suppress(TimeoutError, ValueError):  # ValueError: it has just ended
+                await process.kill()
+                await asyncio.wait_for(started.stopped.wait(), _ANSWER)
         await kill(self, *arguments, **options)
 
-    WorkerProcess.kill = kill_process
+    Nanny.kill = kill_worker

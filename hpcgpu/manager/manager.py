@@ -311,7 +311,9 @@ class Manager:
         try:
             if state.ownership.attached:  # if the scheduler cannot be used, the cluster keeps its present manager
                 running = await running_scheduler(state, security=bool(self.options.cluster.security))
-                client = await self._reach(running) if running is not None else None
+                if running is not None:
+                    client = await self._reach(running)  # a busy scheduler takes its time, so the queue is asked again
+                    await running_scheduler(state, security=bool(self.options.cluster.security))
             await self._starter.start()
             assert state.scheduler is not None
             address = str(state.scheduler.external_address or state.scheduler.address)

@@ -70,24 +70,24 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
     return True
 
 
-class Answer(enum.Enum):
+class ConnectionResult(enum.Enum):
     """What happens to a connection to the address of a scheduler."""
 
-    ACCEPTS = "it is accepted"
-    REFUSES = "it is refused: nobody listens there any more"
+    ACCEPTED = "it is accepted"
+    REFUSED = "it is refused: nobody listens there any more"
     SILENT = "there is no answer: the network may have failed, or the node"
 
 
-def probe(contact: Contact) -> Answer:
+def probe(contact: Contact) -> ConnectionResult:
     """Return what happens to a connection to the contact's address for clients, without a handshake."""
     host, _, port = contact.client.partition("://")[2].rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except ConnectionRefusedError:
-        return Answer.REFUSES
+        return ConnectionResult.REFUSED
     except (OSError, ValueError):  # ValueError: the contact contains no valid address
-        return Answer.SILENT
-    return Answer.ACCEPTS
+        return ConnectionResult.SILENT
+    return ConnectionResult.ACCEPTED
 
 
 def scheduler_of(directory: ClusterDirectory, contact: Contact) -> rpc:

@@ -50,13 +50,26 @@ class Contacts(Identity):
 
     def contact(self) -> Contact | None:
         """Return the contact of this cluster, or None while there is none."""
+        try:
+            return self.certain_contact()
+        except (OSError, ValueError):  # damaged, or a stale handle of NFS
+            return None
+
+    def certain_contact(self) -> Contact | None:
+        """Return the contact of this cluster, or None if there certainly is none.
+
+        Raises
+        ------
+        OSError, ValueError
+            It cannot be read now.
+        """
         self.refresh()
         try:
             contact = json_records.read(self.path / "contact.json", Contact)
-            contact = Contact(**{field: printable(value) for field, value in asdict(contact).items()})
-            return contact if contact.token == self.token() else None
-        except (OSError, ValueError):  # not there yet, damaged, or a stale handle of NFS
+        except FileNotFoundError:
             return None
+        contact = Contact(**{field: printable(value) for field, value in asdict(contact).items()})
+        return contact if contact.token == self.token() else None
 
     def withdraw(self) -> None:
         """Remove the contact, in both its forms."""

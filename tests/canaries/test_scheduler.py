@@ -28,7 +28,6 @@ from distributed.active_memory_manager import ActiveMemoryManagerExtension
 from distributed.client import FutureCancelledError
 from distributed.comm.registry import backends
 from distributed.core import Status, rpc
-from distributed.nanny import WorkerProcess
 from distributed.protocol.serialize import deserialize, serialize
 from distributed.scheduler import KilledWorker
 
@@ -110,6 +109,13 @@ def held(number: int) -> None:
     RELEASE.wait(TIMEOUT)
 
 
+async def work_hard() -> None:
+    """Take the event loop for some time, again and again."""
+    while True:
+        time.sleep(0.03)
+        await asyncio.sleep(0)
+
+
 async def blocked() -> None:
     """A task that waits until it is cancelled with its worker."""
     await asyncio.sleep(600)
@@ -163,17 +169,27 @@ async def test_a_worker_that_loses_the_scheduler_closes_by_the_method_that_hpcgp
 
 
 @canary
-async def test_a_nanny_ends_whose_worker_starts_again_and_finds_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WorkerProcess, "kill", WorkerProcess.kill)
+@pytest.mark.parametrize("ends", ["by itself", "on request"])
+async def test_a_nanny_ends_whose_worker_starts_again_and_finds_no_scheduler(
+    monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setattr(Nanny, "kill", Nanny.kill)
     start_again.let_nannies_end()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         async with scheduler() as s:
-            nanny = await Nanny(s.address, nthreads=1, dashboard=False, death_timeout=20)
-            nanny.process.worker_kwargs["scheduler_ip"] = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
-            nanny.death_timeout = 2
-            os.kill(nanny.pid, signal.SIGKILL)
-            await asyncio.wait_for(nanny.finished(), TIMEOUT)
-            assert not nanny.is_alive()
+            nannies = [Nanny(s.address, nthreads=1, dashboard=False, death_timeout=60) for _ in range(3)]
+            await asyncio.gather(*nannies)
+            for nanny in nannies:
+                nanny.process.worker_kwargs["scheduler_ip"] = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+                nanny.death_timeout = 3 if ends == "by itself" else 60
+                os.kill(nanny.pid, signal.SIGKILL)
+            await until(lambda: all(nanny.process.status is Status.starting for nanny in nannies))
+            busy = asyncio.ensure_future(work_hard())
+            if ends == "on request":
+                await asyncio.wait_for(asyncio.gather(*(nanny.close() for nanny in nannies)), TIMEOUT)
+            await asyncio.wait_for(asyncio.gather(*(nanny.finished() for nanny in nannies)), TIMEOUT)
+            busy.cancel()
+            assert not any(nanny.is_alive() for nanny in nannies)
 
 
 @canary

@@ -234,7 +234,7 @@ USES: tuple[Use, ...] = (
         ("dask/distributed#2311", "dask/distributed#4079"),
     ),
     Use(
-        "distributed.nanny.WorkerProcess.kill",
+        "distributed.nanny.Nanny.kill",
         "distributed",
         Kind.REPLACED,
         "a nanny whose worker starts again and finds no scheduler within death_timeout ends, and obeys SIGTERM",

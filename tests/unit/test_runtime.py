@@ -41,9 +41,11 @@ from hpcgpu.configuration.resolve import resolve
 from hpcgpu.dask_scheduler import end_without_manager, scheduler_preload
 from hpcgpu.dask_scheduler.running_calls import _function_name
 from hpcgpu.dask_scheduler.scheduler_extension import Extension, _wanted
+from hpcgpu.dask_worker import start_again
 from hpcgpu.errors import BatchUnavailable, ClusterExists, LaunchError
 from hpcgpu.fabric.protocol_and_interface import Node
 from hpcgpu.options.shared_options_and_defaults import WorkerOptions
+from hpcgpu.posix import checked_files
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime import (
     complete_dask_commands,
@@ -57,7 +59,7 @@ from hpcgpu.runtime import (
 )
 from hpcgpu.runtime.before_walltime import Retirement
 from hpcgpu.runtime.gpus_of_job import visible_gpus
-from hpcgpu.runtime.scheduler_connection import wait_for_scheduler
+from hpcgpu.runtime.scheduler_connection import ConnectionResult, wait_for_scheduler
 from hpcgpu.scaling.wanted_state import Wanted
 from hpcgpu.store import certificates_and_keys, create_directory
 from hpcgpu.store.contact import Contact
@@ -1276,3 +1278,26 @@ def test_a_lifetime_of_workers_in_the_user_s_own_configuration_does_not_end_thos
     monkeypatch.setattr(complete_dask_commands.os, "environ", environ)
     worker(OwnJob(job_id="17", name="demo-3"), directory)
     assert dask.config.collect_env(environ)["distributed"]["worker"]["lifetime"]["duration"] is None
+
+
+@pytest.mark.parametrize("failing", ["contact.json", "journal.jsonl"])
+def test_a_filesystem_that_fails_is_no_end_of_the_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    directory = create_directory.claim(tmp_path / "demo", None)
+    assert start_again._look(directory) is ConnectionResult.REFUSED, "there certainly is no contact"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"tls://127.0.0.1:{listening.getsockname()[1]}"
+        directory.publish(Contact(token=directory.token(), job_id="1", workers=address, client=address))
+        assert start_again._look(directory) is ConnectionResult.ACCEPTED
+        read = checked_files.read
+
+        def fails(path: Path, *arguments: Any, **options: Any) -> bytes:
+            if path.name == failing:
+                raise OSError(errno.ESTALE, "Stale file handle")
+            return read(path, *arguments, **options)
+
+        monkeypatch.setattr(checked_files, "read", fails)
+        assert start_again._look(directory) is ConnectionResult.SILENT
+        monkeypatch.undo()
+    assert start_again._look(directory) is ConnectionResult.REFUSED
