@@ -38,7 +38,8 @@ def rename(text, dask_scheduler):
     [worker] = dask_scheduler.workers.values()
     worker.name = text
 
-def unescape():  # as in a table of Dask that nobody has looked at yet
+async def unescape(dask_scheduler):  # as in a table of Dask that nobody has looked at yet
+    await dask_scheduler.plugins["hpcgpu"].dashboard  # it escapes texts when it is imported
     from bokeh.models.widgets.tables import HTMLTemplateFormatter
     from distributed.dashboard.components import scheduler as pages
     pages.HTMLTemplateFormatter = HTMLTemplateFormatter
