@@ -103,14 +103,12 @@ _all_version_differences = distributed.versions.error_message
 
 
 def _version_differences(scheduler: Any, workers: dict[str, Any], *arguments: Any, **options: Any) -> Any:
-    """Compare versions as distributed does, but with one worker for all workers that have the same versions.
-
-    `Extension.add_worker` makes equal versions the same object.
-    """
-    one_of_each = {id(versions): name for name, versions in workers.items()}
-    return _all_version_differences(
-        scheduler, {name: workers[name] for name in one_of_each.values()}, *arguments, **options
-    )
+    """Compare versions as distributed does, but with one worker for all workers that have the same versions."""
+    different: dict[str, Any] = {}
+    for name, versions in workers.items():
+        if versions not in different.values():
+            different[name] = versions
+    return _all_version_differences(scheduler, different, *arguments, **options)
 
 
 class Extension(SchedulerPlugin):  # type: ignore[misc]
@@ -130,7 +128,6 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self.lost_workers = LostWorkers(scheduler)
         self._leaving_since: dict[str, float] = {}
         self._sent_workers, self._sent_loads = Sent(), Sent()
-        self._shared: dict[str, Any] = {}
         self.holds = Holds(scheduler)
         self.calls = Calls(scheduler, self.holds.held)
         self.usage = Usage(scheduler, self.calls)
@@ -417,16 +414,10 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self.lost_workers.forget(name)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Record a worker; store equal reports about the workers' software only once."""
+        """Record a worker."""
         ws = self._states[worker] = scheduler.workers[worker]
-        ws.versions = self._once(ws.versions)
-        ws.extra = {name: self._once(value) for name, value in ws.extra.items()}
         self.lost_workers.count(str(ws.name))  # a worker that comes back has crashed, and its nanny has restarted it
         self._stream.report("add", {"workers": {worker: describe(ws)}})
-
-    def _once(self, value: Any) -> Any:
-        """Return the first stored object that equals this one."""
-        return self._shared.setdefault(repr(value), value)
 
 
 def _wanted(worker: WorkerState, at_most: int) -> int:

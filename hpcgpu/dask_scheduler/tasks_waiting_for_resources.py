@@ -47,27 +47,25 @@ def at_once(worker: WorkerState, at_most: int) -> int:
 def move_waiting(scheduler: Scheduler) -> None:
     """Move tasks that wait for the resources of their worker to workers that have these resources free now.
 
-    The work stealing of distributed moves them. It asks the worker first, which keeps the tasks that it has begun.
-    Without stealing (``distributed.scheduler.work-stealing``) nothing moves.
+    The work stealing of distributed moves them. It asks the worker first, which keeps the tasks that it has begun. A
+    task whose worker has not answered yet is requested again, which does nothing. Without stealing
+    (``distributed.scheduler.work-stealing``) nothing moves.
     """
     stealing: WorkStealing | None = scheduler.extensions.get("stealing")
     if stealing is not None:
-        for task, victim, thief in _moves(scheduler, stealing):
+        for task, victim, thief in _moves(scheduler):
             stealing.move_task_request(task, victim, thief)
 
 
-def _moves(scheduler: Scheduler, stealing: WorkStealing) -> list[tuple[TaskState, WorkerState, WorkerState]]:
+def _moves(scheduler: Scheduler) -> list[tuple[TaskState, WorkerState, WorkerState]]:
     """Return which tasks move, from where, and to where."""
-    waiting = _waiting(scheduler, stealing)
+    waiting = _waiting(scheduler)
     if (first := next(waiting, None)) is None:  # nearly always; this runs five times a second
         return []
-    coming = defaultdict(list)
-    for task, info in stealing.in_flight.items():
-        coming[info["thief"]].append(task)
     free = {
-        worker: _FreeCapacity(worker, [*worker.processing, *coming[worker]])
+        worker: _FreeCapacity(worker, worker.processing)
         for worker in scheduler.running
-        if worker.resources and len(worker.processing) + len(coming[worker]) < worker.nthreads
+        if worker.resources and len(worker.processing) < worker.nthreads
     }
     most: Amounts = {}
     for room in free.values():
@@ -123,7 +121,7 @@ def _used(tasks: Iterable[TaskState]) -> Amounts:
     return used
 
 
-def _waiting(scheduler: Scheduler, stealing: WorkStealing) -> Iterator[tuple[WorkerState, TaskState]]:
+def _waiting(scheduler: Scheduler) -> Iterator[tuple[WorkerState, TaskState]]:
     """Yield the tasks with resources that their worker cannot run now, in the order of their priority."""
     at_most = math.ceil(_SAMPLE / max(1, len(scheduler.workers)))
     for worker in scheduler.workers.values():
@@ -132,7 +130,7 @@ def _waiting(scheduler: Scheduler, stealing: WorkStealing) -> Iterator[tuple[Wor
         begun = {*worker.executing, *worker.long_running}  # as of its last heartbeat
         room = _FreeCapacity(worker, begun)
         sample = itertools.islice(worker.processing, max(at_most, 2 * worker.nthreads))
-        there = [task for task in sample if task not in begun and task not in stealing.in_flight]
+        there = [task for task in sample if task not in begun]
         for task in sorted(there, key=lambda task: task.priority):
             if room.fits(_needs(task)):
                 room.take(_needs(task))

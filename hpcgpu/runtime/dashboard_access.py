@@ -21,6 +21,7 @@ import logging
 import os
 import re
 import secrets
+from asyncio import Future
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -32,7 +33,14 @@ from urllib.parse import parse_qsl, unquote, urlencode
 import distributed.node
 from distributed.utils import format_dashboard_link
 from tornado.httpserver import HTTPServer
-from tornado.httputil import HTTPHeaders, HTTPMessageDelegate, HTTPServerRequest, RequestStartLine, ResponseStartLine
+from tornado.httputil import (
+    HTTPConnection,
+    HTTPHeaders,
+    HTTPMessageDelegate,
+    HTTPServerRequest,
+    RequestStartLine,
+    ResponseStartLine,
+)
 from tornado.iostream import IOStream
 from tornado.netutil import bind_sockets
 from tornado.routing import Router
@@ -137,6 +145,10 @@ class Guard(Router):
     def _digest(self, what: str) -> str:
         return hmac.new(self.token, f"hpcgpu dashboard cookie {what}".encode(), hashlib.sha256).hexdigest()
 
+    def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:
+        """Begin a request; tornado calls this when a connection brings one."""
+        return super().start_request(server_conn, _Connection(request_conn))
+
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
         """Return the handler of a request; tornado calls this once per request, websockets included."""
         if self._has_header(request.headers):
@@ -159,7 +171,8 @@ class Guard(Router):
             request.headers.pop("Authorization", None)  # Bokeh writes all headers into its pages
         elif _MARKUP.search(unquote(request.path)) or not self._is_worker(unquote(there[2]), there[1]):
             return _Answer(request, 400, "Bad Request", {"Cache-Control": "no-store"}, "No worker has this address.\n")
-        _confine(request)
+        assert isinstance(request.connection, _Connection)
+        request.connection.confine()
         find_handler = partial(self.application.find_handler, request, **kwargs)
         if self._complete.is_set():
             return find_handler()
@@ -266,20 +279,38 @@ class _Waiting(HTTPMessageDelegate):
             self._handler.on_connection_close()
 
 
-def _confine(request: HTTPServerRequest) -> None:
-    """Add headers to the answer so that no browser runs its scripts."""
-    connection = request.connection
-    assert connection is not None
-    write = connection.write_headers
+class _Connection(HTTPConnection):
+    """The connection of a request.
+
+    Parameters
+    ----------
+    connection : HTTPConnection
+        That of tornado.
+    """
+
+    def __init__(self, connection: HTTPConnection) -> None:
+        self._connection, self._confined = connection, False
+
+    def confine(self) -> None:
+        """Add headers to the answer so that no browser runs its scripts."""
+        self._confined = True
 
     def write_headers(
-        start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders, chunk: bytes | None = None
-    ) -> Any:
-        headers.update({"Content-Security-Policy": dashboard_frame.SANDBOX})
-        headers.add("Vary", "Accept")
-        return write(start_line, headers, chunk)
+        self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders, chunk: bytes | None = None
+    ) -> Future[None]:
+        if self._confined:
+            headers.update({"Content-Security-Policy": dashboard_frame.SANDBOX})
+            headers.add("Vary", "Accept")
+        return self._connection.write_headers(start_line, headers, chunk)
 
-    connection.write_headers = write_headers  # type: ignore[method-assign]
+    def write(self, chunk: bytes) -> Future[None]:
+        return self._connection.write(chunk)
+
+    def finish(self) -> None:
+        self._connection.finish()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
 
 
 class GuardedServer(HTTPServer):

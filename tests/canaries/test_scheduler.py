@@ -87,7 +87,6 @@ async def workers(scheduler: Scheduler, *names: str, gpus: tuple[int, ...] = ())
         made = []
         for number, name in enumerate(names):
             worker = Worker(scheduler.address, nthreads=1, name=name, dashboard=False)
-            worker.startup_information["facts"] = lambda worker: {"of": "all"}
             if gpus:
                 worker.startup_information[GPUS] = lambda worker, count=gpus[number]: count
             made.append(await stack.enter_async_context(worker))
@@ -230,6 +229,7 @@ async def test_stealing_moves_a_task_that_waits_for_resources_when_hpcgpu_asks_f
                 victim, thief = s.workers[busy.address], s.workers[free.address]
                 for task in list(victim.processing):
                     stealing.move_task_request(task, victim, thief)
+                    assert stealing.move_task_request(task, victim, thief) == "in-flight", "it is requested twice"
                 assert {info["thief"] for info in stealing.in_flight.values()} == {thief}
                 await until(lambda: not stealing.in_flight)
                 assert [ts.key for ts in victim.processing] == [ts.key for ts in busy.state.executing], (
@@ -293,12 +293,8 @@ async def test_the_scheduler_compares_versions_by_the_function_that_hpcgpu_repla
         hpcgpu.dask_scheduler.scheduler_extension.install(s)
         async with workers(s, "one", "two", "three"):
             assert [len(names) for names in compared] == [1, 1, 1], (
-                "Scheduler.add_worker does not compare WorkerState.versions by distributed.versions.error_message, "
-                f"after it has called the plugins: it compared {compared}"
+                f"Scheduler.add_worker does not compare by distributed.versions.error_message: it compared {compared}"
             )
-            one, two, three = s.workers.values()
-            assert one.versions is two.versions and one.extra["facts"] is three.extra["facts"]
-            assert one.identity()["facts"] == {"of": "all"}
     monkeypatch.setattr(hpcgpu.dask_scheduler.scheduler_extension, "_all_version_differences", original)
     ones, others = {"packages": {"msgpack": "1"}}, {"packages": {"msgpack": "2"}}
     differ = distributed.versions.error_message(ones, {"a": ones, "b": others, "c": ones}, ones)
@@ -474,7 +470,7 @@ async def test_scheduler_and_worker_serve_their_dashboards_by_the_class_that_hpc
             page = urllib.request.Request(
                 f"{url}/info/main/workers.html", headers={"Authorization": f"token {directory.dashboard_token()}"}
             )
-            assert "sandbox" in await asyncio.to_thread(policy, page), "write_headers is not called"
+            assert "sandbox" in await asyncio.to_thread(policy, page)
             silent = [await asyncio.open_connection("127.0.0.1", server.http_server.port) for _ in range(2)]
             ended = await asyncio.wait_for(silent[0][0].read(), 60)
             assert ended == b"", f"handle_stream of {type(server).__name__} is not called: strangers are not limited"
@@ -486,8 +482,11 @@ async def test_scheduler_and_worker_serve_their_dashboards_by_the_class_that_hpc
 
 @pytest.mark.skipif(pages is None, reason="there is no Bokeh, and so no dashboard")
 @canary
-async def test_the_table_of_exceptions_makes_its_cells_by_the_class_that_hpcgpu_replaces() -> None:
+async def test_the_table_of_exceptions_makes_its_cells_by_the_class_that_hpcgpu_replaces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     models = pytest.importorskip("bokeh.models")
+    monkeypatch.setattr(pages, "HTMLTemplateFormatter", models.HTMLTemplateFormatter)  # another test may have run
 
     def templates(made: Any) -> list[str]:
         return [one.template for one in made.root.select({"type": models.HTMLTemplateFormatter})]

@@ -154,29 +154,12 @@ USES: tuple[Use, ...] = (
         _MOVES,
         ("dask/distributed#1851",),
     ),
-    Use(
-        "distributed.stealing.WorkStealing.in_flight",
-        "distributed",
-        Kind.PROTOCOL,
-        "says which tasks move already",
-        ("hpcgpu.dask_scheduler.tasks_waiting_for_resources",),
-        _MOVES,
-    ),
     _scheduler(
         "versions.error_message",
         "compares the versions of a joining worker with one worker for all that have the same, not with thousands",
         "test_the_scheduler_compares_versions_by_the_function_that_hpcgpu_replaces",
         kind=Kind.REPLACED,
     ),
-    *[
-        _scheduler(
-            f"scheduler.WorkerState.{name}",
-            "keeps equal reports of workers once",
-            "test_the_scheduler_compares_versions_by_the_function_that_hpcgpu_replaces",
-            kind=Kind.REPLACED,
-        )
-        for name in ("versions", "extra")
-    ],
     _scheduler(
         "scheduler.error_message",
         "explains why a graph with GPU objects cannot be rebuilt",
@@ -329,14 +312,6 @@ USES: tuple[Use, ...] = (
         ("hpcgpu.runtime.dashboard_access",),
         _DASHBOARD,
         _HTTP,
-    ),
-    Use(
-        "tornado.http1connection.HTTP1Connection.write_headers",
-        "tornado",
-        Kind.REPLACED,
-        "no browser runs the scripts of the dashboard's answers",
-        ("hpcgpu.runtime.dashboard_access",),
-        _DASHBOARD,
     ),
     # distributed: how workers start
     Use(

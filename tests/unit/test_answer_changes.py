@@ -166,12 +166,6 @@ async def test_a_notebook_shows_the_first_of_many_workers() -> None:
         assert page.count("Local directory") == 20 and "1000" in page and "(shown below: 20)" in page
 
 
-async def test_the_scheduler_keeps_the_versions_of_equal_workers_once() -> None:
-    async with manager("demo-0", "demo-1") as (_, _, extension):
-        one, other = extension.scheduler.workers.values()
-        assert one.versions is other.versions
-
-
 @pytest.mark.parametrize(("jobs", "seconds"), [(0, 1.0), (1, 1.0), (200, 1.0), (1000, 5.0)])
 def test_decisions_are_further_apart_where_each_looks_at_many_jobs(jobs: int, seconds: float) -> None:
     assert decision_interval(jobs) == seconds

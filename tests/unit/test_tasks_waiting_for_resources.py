@@ -69,6 +69,7 @@ class Site:
         move_waiting(self.scheduler)
         stealing = self.scheduler.extensions.get("stealing")
         while stealing is not None and stealing.in_flight:
+            move_waiting(self.scheduler)  # the workers have not answered yet
             await until(lambda: not stealing.in_flight)
             move_waiting(self.scheduler)
         return self.shares()
