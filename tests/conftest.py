@@ -21,7 +21,7 @@ import pytest
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.dask_scheduler.start_manager import LOG
+from hpcgpu.dask_scheduler.keep_manager_running import LOG
 from hpcgpu.errors import ClusterWarning
 from tests.packed import Environment
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import dask.config
 
 from hpcgpu.batch import system_registry
 from hpcgpu.errors import OptionError
-from hpcgpu.options import config_file_origin
 from hpcgpu.options.unknown_options import spelled
 
 
@@ -75,7 +76,7 @@ def plain(layer: Mapping[str, Any], section: str = "") -> dict[str, Any]:
 
 def described(shown: str, section: str, name: str, value: Any) -> str:
     """Return the beginning of a message about a configured value: its section, and its file if that is known."""
-    file = config_file_origin.file_of(section, name, value, spelled)
+    file = _file_of(section, name, value)
     return f"dask config {shown} in {file}" if file else f"dask config {shown}"
 
 
@@ -83,3 +84,33 @@ def check_names(given: Mapping[Any, Any], section: str = "") -> None:
     if (odd := next((key for key in given if not isinstance(key, str)), None)) is not None:
         where = f"{described(section, section, odd, given[odd])}: " if section else ""
         raise OptionError(f"{where}{odd!r} is not the name of an option: write names such as `cores`")
+
+
+def _file_of(section: str, name: str, value: Any) -> str:
+    """Return the path of the file of dask's configuration that sets this value, or "the environment".
+
+    Empty if neither sets it. Dask merges all files and does not keep the origin of a value.
+
+    Parameters
+    ----------
+    section : str
+        Such as "hpcgpu.slurm"; empty for the whole configuration.
+    name : str
+        Name of an option, or of a section inside `section`.
+    value : object
+        The value that the configuration has now: a program may have replaced the file's value.
+    """
+    layers: list[tuple[str, Any]] = []
+    with suppress(OSError, ValueError):  # a file was changed since dask read it
+        layers = [
+            (str(path), content) for path, content in dask.config.collect_yaml(dask.config.paths, return_paths=True)
+        ]
+    layers.append(("the environment", dask.config.collect_env(os.environ)))
+    for where, content in reversed(layers):  # the last one counts
+        part = content
+        for key in section.split(".") if section else []:
+            part = part.get(key) if isinstance(part, Mapping) else None
+        for key, held in part.items() if isinstance(part, Mapping) else ():
+            if key == name or (isinstance(key, str) and spelled(key) == name):
+                return where if repr(held) == repr(value) else ""
+    return ""

@@ -25,6 +25,7 @@ from hpcgpu.dask_scheduler import data_recipients, lost_results, tasks_waiting_f
 from hpcgpu.dask_scheduler.answer_changes import Sent
 from hpcgpu.dask_scheduler.end_without_manager import ManagerLease
 from hpcgpu.dask_scheduler.held_workers import Holds
+from hpcgpu.dask_scheduler.keep_manager_running import ManagerProcess
 from hpcgpu.dask_scheduler.lost_workers_as_failures import CHARGEABLE, LostWorkers
 from hpcgpu.dask_scheduler.manager_requests import Requests
 from hpcgpu.dask_scheduler.measure_usage import Usage
@@ -38,7 +39,6 @@ from hpcgpu.dask_scheduler.rpc_types import (
     WorkerRuns,
 )
 from hpcgpu.dask_scheduler.running_calls import Calls
-from hpcgpu.dask_scheduler.start_manager import ManagerProcess
 from hpcgpu.dask_scheduler.suspended_time import SuspendedTime
 from hpcgpu.dask_scheduler.worker_stream import WorkerStream, describe
 from hpcgpu.dask_worker import accept_tasks

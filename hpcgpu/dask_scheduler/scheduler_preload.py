@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from distributed.comm.utils import get_tcp_server_address
 
 from hpcgpu.dask_scheduler.add_dashboard import add_dashboard
+from hpcgpu.dask_scheduler.keep_manager_running import ManagerProcess
 from hpcgpu.dask_scheduler.scheduler_extension import Extension, install
-from hpcgpu.dask_scheduler.start_manager import ManagerProcess
 from hpcgpu.errors import LaunchError
 from hpcgpu.posix.full_disk import cannot_be_written
 from hpcgpu.runtime.job_identity import job_identity

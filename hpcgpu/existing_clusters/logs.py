@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcgpu.batch.poll_interval import Cadence
 from hpcgpu.batch.queue_monitor import presumed_ended
-from hpcgpu.dask_scheduler.start_manager import LOG
+from hpcgpu.dask_scheduler.keep_manager_running import LOG
 from hpcgpu.errors import BatchError, ClusterError
 from hpcgpu.existing_clusters.lookup import batch_of
 from hpcgpu.existing_clusters.query_jobs import live_and_unknown

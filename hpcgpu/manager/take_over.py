@@ -1,6 +1,8 @@
 """Makes this program the manager of a cluster that another program started.
 
-It takes over the jobs that the journal and the queue show.
+It takes over the jobs that the journal and the queue show. When this happens is decided elsewhere: the user calls
+`GPUCluster.from_name`, or scales a cluster that has no manager (`hpcgpu.orders.change_size`). In the scheduler job,
+`hpcgpu.dask_scheduler.keep_manager_running` decides it when a cluster that scales itself has no manager.
 """
 
 from __future__ import annotations

@@ -244,6 +244,11 @@ class WorkerOptions(JobOptions):
         """Number of Dask workers of one job."""
         return self.nodes_per_job * max(1, self.gpus_per_node)
 
+    @property
+    def memory_per_worker(self) -> int | None:
+        """Bytes of one Dask worker, its memory limit; None if the memory of a node is not known."""
+        return self.memory // max(1, self.gpus_per_node) if self.memory is not None else None
+
     def worker_resources(self) -> tuple[tuple[str, float], ...]:
         """Abstract resources of one Dask worker, with the default applied."""
         if self.resources is not None:

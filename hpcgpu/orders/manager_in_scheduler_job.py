@@ -1,6 +1,6 @@
 """Adaptive scaling without a living client: ``python -m hpcgpu.orders.manager_in_scheduler_job DIRECTORY``.
 
-`hpcgpu.dask_scheduler.start_manager` starts it.
+`hpcgpu.dask_scheduler.keep_manager_running` starts it.
 
 It manages the cluster like any program that took it over, until another program takes it over, or the cluster ends.
 """

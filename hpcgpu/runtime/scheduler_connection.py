@@ -46,9 +46,8 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
         The certificate has expired or is not yet valid, by the clock of this machine or of the scheduler's.
     """
     scheme, _, location = contact.client.partition("://")
-    host, _, port = location.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), timeout=5) as connection:
+        with _connect(contact) as connection:
             if scheme == "tls":
                 context = ssl.create_default_context(cafile=directory.tls / "cert.pem")
                 context.check_hostname = False
@@ -65,7 +64,7 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
         ):
             raise CertificateError(why) from error
         return True  # a program listens; distributed reports better what is wrong
-    except (OSError, ValueError):  # ValueError: the contact contains no valid address
+    except (OSError, ValueError):
         return False
     return True
 
@@ -80,14 +79,25 @@ class ConnectionResult(enum.Enum):
 
 def probe(contact: Contact) -> ConnectionResult:
     """Return what happens to a connection to the contact's address for clients, without a handshake."""
-    host, _, port = contact.client.partition("://")[2].rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=5).close()
+        _connect(contact).close()
     except ConnectionRefusedError:
         return ConnectionResult.REFUSED
-    except (OSError, ValueError):  # ValueError: the contact contains no valid address
+    except (OSError, ValueError):
         return ConnectionResult.SILENT
     return ConnectionResult.ACCEPTED
+
+
+def _connect(contact: Contact) -> socket.socket:
+    """Connect to the address for clients.
+
+    Raises
+    ------
+    ValueError
+        The contact contains no valid address.
+    """
+    host, _, port = contact.client.partition("://")[2].rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=5)
 
 
 def scheduler_of(directory: ClusterDirectory, contact: Contact) -> rpc:
@@ -232,10 +242,7 @@ def check_alone(directory: ClusterDirectory, job_id: str) -> None:
     contact, name = directory.contact(), directory.path.name
     if contact is None or contact.job_id == job_id:
         return
-    host, _, port = contact.client.partition("://")[2].rpartition(":")
-    with contextlib.suppress(OSError, ValueError):
-        # a scheduler that is too busy for a handshake still accepts a connection
-        socket.create_connection((host, int(port)), timeout=5).close()
+    if probe(contact) is ConnectionResult.ACCEPTED:  # also by a scheduler that is too busy for a handshake
         raise LaunchError(
             f"cluster {name} already has a scheduler, in job {contact.job_id}. A second one would take its clients "
             f"and workers. To start again, first run: hpcgpu stop {directory.in_shell}"

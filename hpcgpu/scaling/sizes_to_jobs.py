@@ -37,12 +37,12 @@ def memory_per_worker(worker: WorkerOptions, name: str = "memory") -> int:
     OptionError
         The memory of a node is not known.
     """
-    if worker.memory is None:
+    if worker.memory_per_worker is None:
         raise OptionError(
             f"{name} cannot be converted to jobs, because the memory of a node is not known: set the option memory of "
             "the workers, or give a number of jobs instead"
         )
-    return worker.memory // max(1, worker.gpus_per_node)
+    return worker.memory_per_worker
 
 
 def jobs_for(worker: WorkerOptions, *, call: str = "scale: {}", **given: Any) -> int:

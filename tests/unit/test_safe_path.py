@@ -21,7 +21,9 @@ def test_each_python_that_is_started_leaves_out_the_working_directory() -> None:
     files = [*(ROOT / "hpcgpu").rglob("*.py"), *(ROOT / "templates").rglob("*.j2")]
     found = {(path.name, flag) for path in files for flag in STARTS.findall(path.read_text())}
     assert {name for name, flag in found if flag != "-P"} == BECOMES
-    assert {"start_from_form.py", "queue.py", "start_manager.py", "single.sbatch.j2"} <= {name for name, _ in found}
+    assert {"start_from_form.py", "queue.py", "keep_manager_running.py", "single.sbatch.j2"} <= {
+        name for name, _ in found
+    }
 
 
 def test_the_page_starts_the_installed_hpcgpu_whatever_the_server_s_directory_has(

@@ -13,9 +13,9 @@ from typing import cast
 import pytest
 from distributed.scheduler import Scheduler
 
-from hpcgpu.dask_scheduler import start_manager
+from hpcgpu.dask_scheduler import keep_manager_running
 from hpcgpu.dask_scheduler.end_without_manager import ManagerLease
-from hpcgpu.dask_scheduler.start_manager import LOG, ManagerProcess
+from hpcgpu.dask_scheduler.keep_manager_running import LOG, ManagerProcess
 from hpcgpu.errors import BatchError, BatchUnavailable
 from hpcgpu.scaling.wanted_state import Wanted
 from hpcgpu.store import create_directory
@@ -43,7 +43,7 @@ async def test_a_manager_that_another_follows_does_not_tell_the_user_that_the_cl
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ManagerProcess:
     """A manager on a site whose compute nodes can submit jobs."""
     queue = SimpleNamespace(check=lambda: None, poll=lambda job_ids: {})
-    monkeypatch.setattr(start_manager, "batch_system", lambda name: queue)
+    monkeypatch.setattr(keep_manager_running, "batch_system", lambda name: queue)
     return ManagerProcess(create_directory.claim(tmp_path / "demo", None, system="slurm"), "1", lease())
 
 
@@ -88,7 +88,7 @@ async def test_no_manager_starts_where_compute_nodes_do_not_reach_the_queue(
         raise error
 
     queue = SimpleNamespace(check=lambda: None, poll=fails)
-    monkeypatch.setattr(start_manager, "batch_system", lambda name: queue)
+    monkeypatch.setattr(keep_manager_running, "batch_system", lambda name: queue)
     assert (await manager.start()).startswith(words)
     assert not (manager.directory.logs / LOG).exists()
 
@@ -109,7 +109,7 @@ def starts(
     (tmp_path / "runs").touch()
     monkeypatch.setattr(sys, "executable", str(python))
     for name in ("_CHECK", "_PAUSE"):
-        monkeypatch.setattr(start_manager, name, 0.01)
+        monkeypatch.setattr(keep_manager_running, name, 0.01)
     manager.directory.want(Wanted(unattended=True, detached=True))
 
     async def started(times: int) -> None:
@@ -132,7 +132,9 @@ async def test_a_queue_that_is_away_when_the_scheduler_starts_delays_its_manager
         if not manager.problem:
             raise BatchUnavailable("`squeue` did not answer within 60 s")
 
-    monkeypatch.setattr(start_manager, "batch_system", lambda name: SimpleNamespace(check=lambda: None, poll=poll))
+    monkeypatch.setattr(
+        keep_manager_running, "batch_system", lambda name: SimpleNamespace(check=lambda: None, poll=poll)
+    )
     manager.begin()
     await starts(1)
     assert manager.problem == ""
@@ -169,7 +171,7 @@ async def test_the_manager_starts_again_when_the_program_that_took_over_manages_
         assert not await manager._needed()
         await manager._lease.step(1)
     else:
-        monkeypatch.setattr(start_manager, "_TAKE_OVER", 0.0)
+        monkeypatch.setattr(keep_manager_running, "_TAKE_OVER", 0.0)
     await starts(2)
     assert manager.problem == ""
     await manager.stop()

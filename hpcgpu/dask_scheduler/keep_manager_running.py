@@ -1,4 +1,4 @@
-"""Starts and ends the manager that runs in the scheduler job.
+"""Keeps a manager running in the scheduler job while no other program manages the cluster; ends it with the scheduler.
 
 This manager is for adaptive scaling without a live client.
 
