@@ -619,6 +619,24 @@ async def test_workers_that_a_program_holds_are_waited_for_without_a_limit_until
     await site.settled()
 
 
+async def test_a_drain_waits_until_the_scheduler_answers_whether_a_program_holds_the_workers(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_answer(names: Iterable[str]) -> Collection[str]:
+        site.client.asked += 1
+        raise OSError("the scheduler is busy")
+
+    with monkeypatch.context() as busy:
+        busy.setattr(site.client, "will_leave", no_answer)
+        site.reconciler.order(Scale(DEFAULT, 1))
+        began = site.now
+        await passes_until(site, lambda: site.now > began + 60)
+        [job] = [job for job in site.registry.worker_jobs if job.draining]
+        assert job.workers and not site.client.retired, "perhaps a program holds them"
+    await site.settled()
+    assert site.client.retired == {job.name}
+
+
 async def test_a_job_with_held_workers_ends_with_the_budget_though_its_drain_waited_for_the_program(site: Site) -> None:
     site.adapt(Limits(minimum=2, maximum=2, gpu_seconds=100 * HOUR))
     site.client.held = {"demo-0", "demo-1"}
