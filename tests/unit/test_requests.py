@@ -175,14 +175,17 @@ async def test_an_answer_that_comes_too_late_harms_nobody(monkeypatch: pytest.Mo
     await passed.answer_request(taken["number"], "")
 
 
+class Closed:
+    """A scheduler that remembers why it was closed."""
+
+    reason = ""
+
+    async def close(self, reason: str) -> None:
+        self.reason = reason
+
+
 @pytest.mark.parametrize("released", [False, True])
 async def test_the_lease_ends_a_scheduler_unless_its_cluster_was_detached(released: bool) -> None:
-    class Closed:
-        reason = ""
-
-        async def close(self, reason: str) -> None:
-            self.reason = reason
-
     scheduler = Closed()
     lease = ManagerLease(scheduler, 10.0, lambda: False)  # type: ignore[arg-type]
     if released:
@@ -191,6 +194,23 @@ async def test_the_lease_ends_a_scheduler_unless_its_cluster_was_detached(releas
     assert not scheduler.reason, "a manager has time for its first heartbeat"
     await lease.step(10)
     assert scheduler.reason == ("" if released else "hpcgpu-lease")
+
+
+async def test_a_manager_that_is_heard_again_while_the_filesystem_hangs_keeps_its_scheduler() -> None:
+    asked, answers, scheduler = threading.Event(), threading.Event(), Closed()
+
+    def released() -> bool:
+        asked.set()
+        answers.wait(60)
+        return False
+
+    lease = ManagerLease(scheduler, 10.0, released)  # type: ignore[arg-type]
+    step = asyncio.ensure_future(lease.step(100))
+    await asyncio.to_thread(asked.wait, 60)
+    await lease.heartbeat(1)
+    answers.set()
+    await step
+    assert not scheduler.reason and lease.present
 
 
 def test_a_scheduler_ends_although_the_filesystem_hangs_that_its_lease_asks() -> None:
