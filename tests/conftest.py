@@ -197,11 +197,8 @@ def fake_gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def jupyter(home: Path) -> Iterator[browser.Servers]:
-    """Starts JupyterLabs, whose kernels have the home of the test: ``jupyter("/user/ada/", theme=browser.DARK)``. The
-    test fails if one leaves a process.
-    """
+@contextmanager
+def servers_in(home: Path) -> Iterator[browser.Servers]:
     if reason := browser.why_not():
         pytest.skip(f"no browser test can run here: {reason}")
     with ExitStack() as stack:
@@ -212,6 +209,22 @@ def jupyter(home: Path) -> Iterator[browser.Servers]:
             server.start()
             return server
 
+        yield start
+
+
+@pytest.fixture
+def jupyter(home: Path) -> Iterator[browser.Servers]:
+    """Starts JupyterLabs, whose kernels have the home of the test: ``jupyter("/user/ada/", theme=browser.DARK)``. The
+    test fails if one leaves a process.
+    """
+    with servers_in(home) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def shared_jupyter(shared_home: Path) -> Iterator[browser.Servers]:
+    """The same, for the tests of a module that share servers and leave them as they were."""
+    with servers_in(shared_home) as start:
         yield start
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -38,17 +39,9 @@ def rename(text, dask_scheduler):
     [worker] = dask_scheduler.workers.values()
     worker.name = text
 
-async def unescape(dask_scheduler):  # as in a table of Dask that nobody has looked at yet
-    await dask_scheduler.plugins["hpcgpu"].dashboard  # it escapes texts when it is imported
-    from bokeh.models.widgets.tables import HTMLTemplateFormatter
-    from distributed.dashboard.components import scheduler as pages
-    pages.HTMLTemplateFormatter = HTMLTemplateFormatter
-
-_, cluster, escaped, text = sys.argv
+_, cluster, text = sys.argv
 exec(compile("def stay():\\n import time\\n while True: time.sleep(0.1)", f"/{text}.py", "exec"))
 with hpcgpu.connect(cluster, quiet=True) as client:
-    if escaped == "unescaped":
-        client.run_on_scheduler(unescape)
     failed = client.submit(float, text, key=text)
     wait(failed)
     client.run_on_scheduler(log, text, "distributed.scheduler")
@@ -59,27 +52,63 @@ with hpcgpu.connect(cluster, quiet=True) as client:
         time.sleep(0.1)
     client.run_on_scheduler(rename, text)  # its own name is what the manager knows
 """
+_UNESCAPE = """
+import sys, hpcgpu
+
+async def unescape(dask_scheduler):  # as in a table of Dask that nobody has looked at yet
+    await dask_scheduler.plugins["hpcgpu"].dashboard  # it escapes texts when it is imported
+    from bokeh.models.widgets.tables import HTMLTemplateFormatter
+    from distributed.dashboard.components import scheduler as pages
+    pages.HTMLTemplateFormatter = HTMLTemplateFormatter
+
+with hpcgpu.connect(sys.argv[1], quiet=True) as client:
+    client.run_on_scheduler(unescape)
+"""
 
 
-@pytest.fixture
-def demo(queue: LocalQueue, home: Path) -> Iterator[str]:
+def run(program: str, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-c", program, *arguments], check=True, timeout=TIMEOUT)
+
+
+# The tests share one cluster, in this order: as it starts; with texts of others; with such texts that are not escaped.
+
+
+@pytest.fixture(scope="module")
+def demo(shared_queue: LocalQueue) -> Iterator[str]:
     """A cluster that runs in the background."""
     started = hpcgpu("start", "demo", *ON_CPUS, "--jobs", "1")
     assert started.returncode == 0, started.stderr
     yield "demo"
     hpcgpu("stop", "demo")
-    wait_until(lambda: not live(queue), "its jobs end")
+    wait_until(lambda: not live(shared_queue), "its jobs end")
 
 
-def show(cluster: str, escaped: str) -> None:
-    """Let the texts of a cluster be somebody else's: an exception, a key, a log, a file, the name of a worker."""
-    subprocess.run([sys.executable, "-c", _SHOW, cluster, escaped, CELL], check=True, timeout=TIMEOUT)
+@pytest.fixture(scope="module")
+def escaped(demo: str) -> str:
+    """The same; its texts are somebody else's: an exception, a key, a log, a file, the name of a worker."""
+    run(_SHOW, demo, CELL)
+    return demo
 
 
-def server(jupyter: Servers, home: Path, base: str, *arguments: str) -> Jupyter:
-    """A JupyterLab with our extension."""
-    environment = {"JUPYTER_CONFIG_PATH": str(ROOT / "jupyter-config"), "HOME": str(home)}
-    return jupyter(base, environment=environment, arguments=arguments)
+@pytest.fixture(scope="module")
+def unescaped(escaped: str) -> str:
+    run(_UNESCAPE, escaped)
+    return escaped
+
+
+Lab = Callable[..., Jupyter]
+
+
+@pytest.fixture(scope="module")
+def server(shared_jupyter: Servers, shared_home: Path) -> Lab:
+    """A JupyterLab with our extension, one for each path."""
+
+    @cache
+    def start(base: str, *arguments: str) -> Jupyter:
+        environment = {"JUPYTER_CONFIG_PATH": str(ROOT / "jupyter-config"), "HOME": str(shared_home)}
+        return shared_jupyter(base, environment=environment, arguments=arguments)
+
+    return start
 
 
 def log_in(lab: Jupyter, page: Any) -> None:
@@ -88,104 +117,8 @@ def log_in(lab: Jupyter, page: Any) -> None:
     page.get_by_text("demo").first.wait_for()
 
 
-#: What a text makes that is taken for HTML.
-MADE = "img[src=x], iframe[srcdoc]"
-
-
-def test_text_of_others_is_text(jupyter: Servers, page: Any, home: Path, demo: str) -> None:
-    show(demo, "escaped")
-    lab = server(jupyter, home, "/")
-    log_in(lab, page)
-    here = f"{lab.url}hpcgpu/dashboard/demo"
-    known = page.request.get(f"{here}/json/identity.json", headers={"Accept": "*/*"}).json()
-    [worker] = (quote(address, safe="") for address in known["workers"])
-    for path in (
-        "exceptions",
-        "workers",
-        "info/main/workers.html",
-        "info/main/logs.html",
-        "info/main/exceptions.html",
-        f"info/logs/{worker}.html",
-        f"info/call-stacks/{worker}.html",
-        f"info/task/{quote(CELL, safe='')}.html",
-    ):
-        page.goto(f"{here}/{path}", wait_until="commit")  # some have a style sheet of another host
-        dask = dask_in(page)
-        dask.get_by_text("onerror=window.ran").first.wait_for(state="attached")
-        assert dask.locator(MADE).count() == 0, path
-        assert dask.evaluate("window.ran") is None and "frame" not in (dask.title(), page.title()), path
-
-
-def is_made_and_runs_not(page: Any) -> Any:
-    """Wait until a page of Dask takes the text for HTML, and return its frame: no script of the text runs there."""
-    dask = dask_in(page)
-    dask.locator(MADE).first.wait_for(state="attached")
-    dask.evaluate("""() => new Promise((done) => {  // an image like that one fails, and then its script would have run
-      const image = document.body.appendChild(new Image());
-      image.onerror = done;
-      image.src = "x";
-    })""")
-    assert dask.evaluate("window.ran") is None and dask.title() != "frame"
-    return dask
-
-
-@pytest.mark.parametrize("base", ["/", "/user/ada/"])
-def test_a_script_on_a_page_of_dask_has_no_powers(
-    jupyter: Servers, page: Any, home: Path, demo: str, base: str
-) -> None:
-    show(demo, "unescaped")
-    lab = server(jupyter, home, base)
-    log_in(lab, page)
-    for prefix in ("hpcgpu/dashboard/demo", "proxy/hpcgpu/demo"):
-        page.goto(f"{lab.url}{prefix}/exceptions")
-        dask = is_made_and_runs_not(page)
-        assert dask.evaluate(ATTACK, [base, "planted"]) == [], "nor would one that did run"
-        assert page.url == f"{lab.url}{prefix}/exceptions" and "frame" not in (dask.title(), page.title())
-    assert lab.request("api/kernels") == [] and not list(lab.notebooks.iterdir())
-    assert "planted" not in lab.log
-    # what Dask sends runs nowhere by itself
-    page.goto("about:blank")
-    raw = page.request.get(f"{lab.url}hpcgpu/dashboard/demo/exceptions", headers={"Accept": "*/*"})
-    assert raw.status == 200 and raw.headers["content-security-policy"].endswith(", sandbox")
-
-
-def test_a_window_that_a_script_opens_has_no_powers_either(jupyter: Servers, page: Any, home: Path, demo: str) -> None:
-    lab = server(jupyter, home, "/")
-    log_in(lab, page)
-    page.goto(f"{lab.url}hpcgpu/dashboard/demo/status")
-    dask = dask_in(page)
-    dask.evaluate("""() => {
-      const link = document.body.appendChild(document.createElement("a"));
-      Object.assign(link, { id: "trap", target: "_blank", rel: "opener", textContent: "a link" });
-      link.style = "position: fixed; top: 300px; left: 0; z-index: 99; background: yellow";
-    }""")
-
-    def opened(address: str) -> Any:
-        dask.evaluate("address => { document.getElementById('trap').href = address }", address)
-        with page.context.expect_page() as new:
-            dask.locator("#trap").click()
-        return new.value
-
-    # a page of Jupyter that such a link opens does not know who opened it
-    window = opened(f"{lab.url}hpcgpu/")
-    window.get_by_text("demo").first.wait_for()
-    assert window.evaluate("window.opener") is None
-    window.close()
-    # a window with a script for an address has the script's origin, which is none
-    script = (
-        "javascript:document.title=`${self.origin} ${(() => { try { return document.cookie } catch { return '' } })()}`"
-    )
-    try:
-        window = opened(script)
-    except Exception:  # no window at all
-        pass
-    else:
-        assert window.evaluate("self.origin") == "null"
-    assert lab.request("api/kernels") == []
-
-
-def test_the_pages_of_dask_work_in_their_frame(jupyter: Servers, page: Any, home: Path, demo: str) -> None:
-    lab = server(jupyter, home, "/user/ada/")
+def test_the_pages_of_dask_work_in_their_frame(server: Lab, page: Any, demo: str) -> None:
+    lab = server("/user/ada/")
     log_in(lab, page)
     here = f"{lab.url}hpcgpu/dashboard/demo"
     page.goto(f"{here}/?theme=x")
@@ -221,10 +154,10 @@ def test_the_pages_of_dask_work_in_their_frame(jupyter: Servers, page: Any, home
 
 
 def test_behind_a_proxy_with_a_path_the_page_works_and_a_lost_connection_is_told_and_comes_back(
-    jupyter: Servers, page: Any, home: Path, demo: str
+    server: Lab, page: Any, demo: str
 ) -> None:
     """As Open OnDemand has it."""
-    lab = server(jupyter, home, "/node/gpu-12/18888/", "--ServerApp.allow_origin=*")
+    lab = server("/node/gpu-12/18888/", "--ServerApp.allow_origin=*")
     front = Front(lab)
     lab.address = front.address
     log_in(lab, page)
@@ -238,10 +171,8 @@ def test_behind_a_proxy_with_a_path_the_page_works_and_a_lost_connection_is_told
     assert page.errors == []
 
 
-def test_when_the_login_has_ended_the_page_leads_to_it_and_back(
-    jupyter: Servers, page: Any, home: Path, demo: str
-) -> None:
-    lab = server(jupyter, home, "/")
+def test_when_the_login_has_ended_the_page_leads_to_it_and_back(server: Lab, page: Any, demo: str) -> None:
+    lab = server("/")
     log_in(lab, page)
     page.goto(f"{lab.url}hpcgpu/dashboard/demo/status")
     dask_in(page)
@@ -254,18 +185,118 @@ def test_when_the_login_has_ended_the_page_leads_to_it_and_back(
     plots_follow_the_work(dask_in(page), "demo")
 
 
-def test_the_same_without_jupyter(page: Any, home: Path, demo: str) -> None:
-    """`hpcgpu dashboard`: a script that sends away what it sees would be one of the owner's browser, too."""
-    printed = hpcgpu("dashboard", "demo")
+def test_a_window_that_a_script_opens_has_no_powers_either(server: Lab, page: Any, demo: str) -> None:
+    lab = server("/")
+    log_in(lab, page)
+    page.goto(f"{lab.url}hpcgpu/dashboard/demo/status")
+    dask = dask_in(page)
+    dask.evaluate("""() => {
+      const link = document.body.appendChild(document.createElement("a"));
+      Object.assign(link, { id: "trap", target: "_blank", rel: "opener", textContent: "a link" });
+      link.style = "position: fixed; top: 300px; left: 0; z-index: 99; background: yellow";
+    }""")
+
+    def opened(address: str) -> Any:
+        dask.evaluate("address => { document.getElementById('trap').href = address }", address)
+        with page.context.expect_page() as new:
+            dask.locator("#trap").click()
+        return new.value
+
+    # a page of Jupyter that such a link opens does not know who opened it
+    window = opened(f"{lab.url}hpcgpu/")
+    window.get_by_text("demo").first.wait_for()
+    assert window.evaluate("window.opener") is None
+    window.close()
+    # a window with a script for an address has the script's origin, which is none
+    script = (
+        "javascript:document.title=`${self.origin} ${(() => { try { return document.cookie } catch { return '' } })()}`"
+    )
+    try:
+        window = opened(script)
+    except Exception:  # no window at all
+        pass
+    else:
+        assert window.evaluate("self.origin") == "null"
+    assert lab.request("api/kernels") == []
+
+
+def test_the_same_without_jupyter(page: Any, demo: str) -> None:
+    """`hpcgpu dashboard`."""
+    printed = hpcgpu("dashboard", demo)
     link = printed.stdout.strip()
     here = link.partition("/status")[0]
     page.goto(link)
     page.wait_for_url(f"{here}/status")
-    plots_follow_the_work(dask_in(page), "demo")
+    plots_follow_the_work(dask_in(page), demo)
     dask_in(page).get_by_role("link", name="Info", exact=True).click()
     page.wait_for_url(f"{here}/info/main/workers.html", wait_until="commit")  # its style sheet is of another host
     dask_in(page).get_by_text("tls://").first.wait_for()
-    show(demo, "unescaped")
+
+
+#: What a text makes that is taken for HTML.
+MADE = "img[src=x], iframe[srcdoc]"
+
+
+def test_text_of_others_is_text(server: Lab, page: Any, escaped: str) -> None:
+    lab = server("/")
+    log_in(lab, page)
+    here = f"{lab.url}hpcgpu/dashboard/demo"
+    known = page.request.get(f"{here}/json/identity.json", headers={"Accept": "*/*"}).json()
+    [worker] = (quote(address, safe="") for address in known["workers"])
+    for path in (
+        "exceptions",
+        "workers",
+        "info/main/workers.html",
+        "info/main/logs.html",
+        "info/main/exceptions.html",
+        f"info/logs/{worker}.html",
+        f"info/call-stacks/{worker}.html",
+        f"info/task/{quote(CELL, safe='')}.html",
+    ):
+        page.goto(f"{here}/{path}", wait_until="commit")  # some have a style sheet of another host
+        dask = dask_in(page)
+        dask.get_by_text("onerror=window.ran").first.wait_for(state="attached")
+        assert dask.locator(MADE).count() == 0, path
+        assert dask.evaluate("window.ran") is None and "frame" not in (dask.title(), page.title()), path
+
+
+def is_made_and_runs_not(page: Any) -> Any:
+    """Wait until a page of Dask takes the text for HTML, and return its frame: no script of the text runs there."""
+    dask = dask_in(page)
+    dask.locator(MADE).first.wait_for(state="attached")
+    dask.evaluate("""() => new Promise((done) => {  // an image like that one fails, and then its script would have run
+      const image = document.body.appendChild(new Image());
+      image.onerror = done;
+      image.src = "x";
+    })""")
+    assert dask.evaluate("window.ran") is None and dask.title() != "frame"
+    return dask
+
+
+@pytest.mark.parametrize("base", ["/", "/user/ada/"])
+def test_a_script_on_a_page_of_dask_has_no_powers(server: Lab, page: Any, unescaped: str, base: str) -> None:
+    lab = server(base)
+    log_in(lab, page)
+    for prefix in ("hpcgpu/dashboard/demo", "proxy/hpcgpu/demo"):
+        page.goto(f"{lab.url}{prefix}/exceptions")
+        dask = is_made_and_runs_not(page)
+        assert dask.evaluate(ATTACK, [base, "planted"]) == [], "nor would one that did run"
+        assert page.url == f"{lab.url}{prefix}/exceptions" and "frame" not in (dask.title(), page.title())
+    assert lab.request("api/kernels") == [] and not list(lab.notebooks.iterdir())
+    assert "planted" not in lab.log
+    # what Dask sends runs nowhere by itself
+    page.goto("about:blank")
+    raw = page.request.get(f"{lab.url}hpcgpu/dashboard/demo/exceptions", headers={"Accept": "*/*"})
+    assert raw.status == 200 and raw.headers["content-security-policy"].endswith(", sandbox")
+
+
+def test_a_script_on_a_page_of_dask_has_no_powers_without_jupyter(page: Any, unescaped: str) -> None:
+    """A script that sends away what it sees would be one of the owner's browser, too."""
+    printed = hpcgpu("dashboard", unescaped)
+    link = printed.stdout.strip()
+    here = link.partition("/status")[0]
+    page.goto(link)
+    page.wait_for_url(f"{here}/status")
     page.goto(f"{here}/exceptions")
     dask = is_made_and_runs_not(page)
     assert dask.evaluate(ATTACK, ["/", "planted"]) == []
