@@ -24,7 +24,8 @@ parts() {
     echo "$test" tests --ignore=tests/slurm --ignore=tests/local --ignore=tests/docs --ignore=tests/browser --ignore=tests/site \
         --ignore-glob='tests/unit/test_[a-o]*'
     # What needs Python alone is the same with the oldest releases of others. Types and shell scripts need tools that are not there.
-    local once=(adaptive_policy create_directory histories layers public_names ran repository stage_attacks stage_unpacking tpch words typed scripts)
+    local once=(adaptive_policy checked_files create_directory damage each_job histories layers option_values public_names ran reconciler
+        repository right_words stage_attacks stage_unpacking tpch typed scripts wheel)
     once=("${once[@]/#/--ignore=tests/unit/test_}")
     echo .venv-lowest/bin/python -m pytest tests/canaries tests/unit -p no:cacheprovider "${once[@]/%/.py}"
     echo "$test" tests/docs
