@@ -56,7 +56,7 @@ class Site(Pretended):
             folder,
             "fake_pbs",
             COMMANDS,
-            "-I",
+            "-IS",
             next=0,
             queue=str(queue.directory),
             home=str(self.home),

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+#: Of the commands. Their interpreter runs no `site`, which takes as long as all else that they import.
+PATH = [str(HERE), str(HERE.parents[1]), sysconfig.get_path("platlib")]
 
 State = dict[str, Any]
 #: What a command says on stdout and stderr, and its exit code.
@@ -88,7 +91,7 @@ class Pretended:
             self.replace(
                 name,
                 f"#!{sys.executable} {options}\nimport sys\nfrom pathlib import Path\n"
-                f"sys.path[:0] = [{str(HERE)!r}, {str(HERE.parents[1])!r}]\nimport {module}\n"
+                f"sys.path[:0] = {PATH}\nimport {module}\n"
                 f"sys.exit({module}.main({name!r}, Path({str(folder)!r}), sys.argv[1:]))\n",
             )
 
