@@ -30,6 +30,8 @@ HERE = Path(__file__).parent
 UNTIL = float(os.environ.get("HPCGPU_TESTS_UNTIL", "inf"))
 sys.path[:0] = [str(HERE / name) for name in ("gpu_stub", "slurm", "queue", "canaries", "browser", "local")]
 
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # as in tests/browser/missing
+
 import browser  # noqa: E402
 import fake_pbs  # noqa: E402
 

@@ -48,6 +48,8 @@ TOKEN = "a-token-of-the-tests"
 MARK = "HPCGPU_TEST_JUPYTER"
 #: Seconds. A server, a page of JupyterLab and a kernel start slowly on a machine that does much else.
 TIMEOUT = 150.0
+#: The PYTHONPATH of Jupyter servers: they start in half the time.
+PATH = os.pathsep.join([str(HERE / "missing"), *filter(None, [os.environ.get("PYTHONPATH")])])
 LIGHT, DARK = "JupyterLab Light", "JupyterLab Dark"
 
 
@@ -113,7 +115,7 @@ class Jupyter:
             "IPYTHONDIR": "ipython",
         }
         more = {name: str(place / folder) for name, folder in directories.items()}
-        more |= {MARK: str(place), "JUPYTER_TOKEN": TOKEN, **(environment or {})}
+        more |= {MARK: str(place), "JUPYTER_TOKEN": TOKEN, "PYTHONPATH": PATH, **(environment or {})}
         self._environment = {name: text for name, text in os.environ.items() if not name.startswith("JUPYTER")} | more
 
     def start(self) -> None:

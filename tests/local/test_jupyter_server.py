@@ -20,6 +20,7 @@ from urllib.parse import quote, urljoin
 
 import pytest
 from bokeh.util.token import get_token_payload
+from browser import PATH
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 from tornado.websocket import websocket_connect
 
@@ -137,7 +138,7 @@ def jupyter_server(place: Path, base: str = "/", config: str = "") -> Iterator[S
     names = ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("JUPYTER")}
     environment |= {f"JUPYTER_{name}": str(place / name) for name in names} | {"JUPYTER_TOKEN": TOKEN}
-    environment |= {"HOME": str(place), "JUPYTER_CONFIG_PATH": str(ROOT / "jupyter-config")}
+    environment |= {"HOME": str(place), "JUPYTER_CONFIG_PATH": str(ROOT / "jupyter-config"), "PYTHONPATH": PATH}
     options = ("ip=127.0.0.1", "port=0", "allow_root=True", "open_browser=False", f"base_url={base}")
     argv = [sys.executable, "-m", "jupyter_server", *(f"--ServerApp.{option}" for option in options)]
     with open(place / "log", "w") as log:
