@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,10 @@ NAME = "a-name-that-is-as-long-as-that-of-a-cluster-may-be"
 INSTALLED = {"JUPYTER_CONFIG_PATH": str(ROOT / "jupyter-config"), "JUPYTER_PATH": str(ROOT / "jupyter-data")}
 
 
-@pytest.fixture
-def lab(jupyter: Servers, queue: LocalQueue, home: Path) -> Jupyter:
-    """A JupyterLab under a path prefix, as a hub has it."""
-    return jupyter("/user/ada/", environment={**INSTALLED, "HOME": str(home)})
+@pytest.fixture(scope="module")
+def lab(shared_jupyter: Servers, shared_queue: LocalQueue, shared_home: Path) -> Jupyter:
+    """A JupyterLab under a path prefix, as a hub has it, for the tests that leave no cluster."""
+    return shared_jupyter("/user/ada/", environment={**INSTALLED, "HOME": str(shared_home)})
 
 
 def clusters_page(lab: Jupyter, page: Any) -> Any:
@@ -55,7 +56,7 @@ def cut(page: Any) -> Any:
 
 
 def test_the_launcher_opens_a_page_that_starts_and_stops_a_cluster_and_leads_to_its_dashboard(
-    lab: Jupyter, page: Any, home: Path, queue: LocalQueue
+    lab: Jupyter, page: Any, shared_home: Path, shared_queue: LocalQueue
 ) -> None:
     lab.request("hpcgpu/api/profiles", {"name": "mine", "options": {**CPU, "system": "local"}})
     clusters = clusters_page(lab, page)
@@ -92,11 +93,11 @@ def test_the_launcher_opens_a_page_that_starts_and_stops_a_cluster_and_leads_to_
     picture.get_by_role("button", name="Stop").click()
     picture.get_by_role("button", name="Stop the cluster").click()
     clusters.get_by_text("No clusters.").wait_for()
-    wait_until(lambda: not live(queue), "its jobs end")
-    assert not (home / "clusters" / NAME / "dashboard.token").exists() and page.errors == []
+    wait_until(lambda: not live(shared_queue), "its jobs end")
+    assert not (shared_home / "clusters" / NAME / "dashboard.token").exists() and page.errors == []
 
 
-def test_the_form_can_say_the_first_program_of_the_readme(lab: Jupyter, page: Any, home: Path) -> None:
+def test_the_form_can_say_the_first_program_of_the_readme(lab: Jupyter, page: Any, shared_home: Path) -> None:
     page.goto(f"{lab.url}hpcgpu/?token={lab.token}")
     page.get_by_text("No clusters.").wait_for()
     for label, text in {
@@ -115,7 +116,7 @@ def test_the_form_can_say_the_first_program_of_the_readme(lab: Jupyter, page: An
     page.get_by_label("Batch system").select_option("slurm")
     page.get_by_role("button", name="Save this form").click()
     page.get_by_text("Saved as your profile first").wait_for()
-    written = yaml.safe_load((home / ".config/hpcgpu/profiles/first.yaml").read_text())["options"]
+    written = yaml.safe_load((shared_home / ".config/hpcgpu/profiles/first.yaml").read_text())["options"]
     [program] = re.findall(
         r"```python\n(from hpcgpu import SlurmGPUCluster\n.*?)```", (ROOT / "README.md").read_text(), re.S
     )
@@ -129,22 +130,21 @@ def test_the_form_can_say_the_first_program_of_the_readme(lab: Jupyter, page: An
         assert cut(page) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "said"), [("my cluster", "my cluster was not started: "), ("", "The cluster was not")]
-)
-def test_a_name_that_cannot_be_is_refused_in_our_own_words(lab: Jupyter, page: Any, name: str, said: str) -> None:
-    page.goto(f"{lab.url}hpcgpu/?token={lab.token}")
-    page.get_by_label("Name", exact=True).fill(name)
-    page.get_by_role("button", name="Start", exact=True).click()
-    page.get_by_text("begin with a letter or digit").wait_for()
-    assert said in page.get_by_role("status").last.inner_text()
+def test_a_name_that_cannot_be_is_refused_in_our_own_words(lab: Jupyter, page: Any) -> None:
+    for name, said in (("my cluster", "my cluster was not started: "), ("", "The cluster was not")):
+        page.goto(f"{lab.url}hpcgpu/?token={lab.token}")
+        page.get_by_label("Name", exact=True).fill(name)
+        page.get_by_role("button", name="Start", exact=True).click()
+        page.get_by_text("begin with a letter or digit").wait_for()
+        assert said in page.get_by_role("status").last.inner_text()
 
 
-def test_names_of_others_are_text(lab: Jupyter, page: Any, home: Path) -> None:
+def test_names_of_others_are_text(lab: Jupyter, page: Any, shared_home: Path) -> None:
     name = "<img src=x onerror=document.title=1>"
-    (home / "clusters" / name).mkdir(parents=True)
-    (home / "clusters" / name / "cluster.json").write_text("{}")
-    (home / "clusters" / name).chmod(0o777)
+    place = shared_home / "clusters" / name
+    place.mkdir(parents=True)
+    (place / "cluster.json").write_text("{}")
+    place.chmod(0o777)
     page.goto(f"{lab.url}hpcgpu/?token={lab.token}")
     page.get_by_role("button", name=name).wait_for()
     page.get_by_text("other users can change it").wait_for()
@@ -153,6 +153,7 @@ def test_names_of_others_are_text(lab: Jupyter, page: Any, home: Path) -> None:
     page.get_by_role("button", name=name).click()
     page.get_by_text("is not a valid name").wait_for()
     assert page.locator("img").count() == 0 and page.title() == "GPU clusters" and page.errors == []
+    shutil.rmtree(place)
 
 
 def test_the_button_new_of_dask_labextension_makes_a_cluster_and_its_panel_opens_a_plot(
