@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -144,6 +145,34 @@ async def test_a_queue_that_is_away_when_the_scheduler_starts_delays_its_manager
         "adaptive scaling is off, and hpcgpu tries again: the queue does not answer on the node of the scheduler job: "
         "`squeue` did not answer within 60 s"
     )
+
+
+async def test_a_queue_that_stays_away_is_queried_less_and_less_often(
+    manager: ManagerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, now, tried = itertools.count(0, 5), [0], list[int]()
+
+    def later() -> int:
+        now[0] = next(clock)
+        return now[0]
+
+    def poll(job_ids: Collection[str]) -> None:
+        tried.append(now[0])
+        raise BatchUnavailable("`squeue` did not answer within 60 s")
+
+    monkeypatch.setattr(
+        keep_manager_running, "batch_system", lambda name: SimpleNamespace(check=lambda: None, poll=poll)
+    )
+    monkeypatch.setattr(keep_manager_running, "time", SimpleNamespace(monotonic=later))
+    monkeypatch.setattr(keep_manager_running, "_CHECK", 0.0)
+    manager.directory.want(Wanted(unattended=True, detached=True))
+    manager.begin()
+    async with asyncio.timeout(60):
+        while len(tried) < 7:
+            await asyncio.sleep(0.01)
+    await manager.stop()
+    pauses = [after - before for before, after in itertools.pairwise(tried)][:6]
+    assert [round(pause, -1) for pause in pauses] == [60, 120, 240, 480, 600, 600]
 
 
 @pytest.mark.parametrize("end", ["leaves", "is silent", "never speaks"])

@@ -58,6 +58,20 @@ async def _lose_and_retry() -> None:
             assert await one.gather([result, waits]) == [1, "go"] and await of_other == "go"
 
 
+async def test_a_client_that_loses_only_results_hears_of_each() -> None:
+    async with (
+        Scheduler(port=0, dashboard_address=None) as scheduler,
+        Client(scheduler.address, asynchronous=True) as client,
+        Worker(scheduler.address),
+    ):
+        results = client.map(abs, [-1, -2])
+        assert await client.gather(results) == [1, 2]
+        await lost_results.lose(scheduler, set(scheduler.workers.values()), "the money is spent")
+        for result in results:
+            with pytest.raises(ClusterError, match="the money is spent"):
+                await asyncio.wait_for(result, 60)
+
+
 def test_a_result_that_a_remaining_worker_has_too_is_not_lost() -> None:
     asyncio.run(asyncio.wait_for(_lose_one_of_two(), 120))
 

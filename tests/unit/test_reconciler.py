@@ -29,7 +29,7 @@ from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.cluster_phases import Kind, Ownership
 from hpcgpu.manager.periodic_tasks import Periodic
 from hpcgpu.manager.start_cluster import Starter
-from hpcgpu.manager.wait_for_workers import HoldWait, wanted_workers, what_drains_wait_for
+from hpcgpu.manager.wait_for_workers import HoldWait, wait_for_workers, wanted_workers, what_drains_wait_for
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.decide_actions import Drain
@@ -1554,6 +1554,16 @@ async def test_a_job_that_can_never_start_and_is_not_cancelled_is_told_once(
     await site.passes(200)
     assert len([text for text in site.warned if "will never start" in text]) == 1
     assert len(site.warned) == 2
+
+
+async def test_a_wait_for_workers_ends_if_a_job_can_never_start(site: Site) -> None:
+    await site.scale(3)
+    site.says("demo-2", JobState.PENDING, reason="QOSMaxWallDurationPerJobLimit")
+    await site.passes(30)
+    with pytest.raises(
+        ClusterError, match=r"worker job \d+ \(demo-2\) will never start: its walltime is above your limit"
+    ):
+        await wait_for_workers(site.state, None, 30, quiet=True)
 
 
 async def test_a_cancelled_job_that_the_queue_shows_as_ending_first_is_no_failure(

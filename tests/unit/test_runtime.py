@@ -705,13 +705,14 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
         client_interface=None,
         rmm_pool=False,
         cudf_spill=True,
-        lease=0.0,
+        lease=600.0,
         command=["python", "-m", "x"],
     )
     command = complete_dask_commands.scheduler_command(arguments, directory, OwnJob(job_id="17", name="demo-scheduler"))  # type: ignore[arg-type]
     assert "ucx,tls" in command or "ucx,tcp" in command
     assert json.loads(complete_dask_commands.os.environ["HPCGPU_FABRIC"])["fabric"].startswith(why)
     assert complete_dask_commands.os.environ["NCCL_SOCKET_IFNAME"] == "=ib0", "that of the workers"
+    assert complete_dask_commands.os.environ["HPCGPU_LEASE"] == "600", "then it ends without a manager"
     assert complete_dask_commands.os.environ["CUDF_SPILL"] == "on", (
         "it can rebuild what workers with cuDF's spilling send"
     )
