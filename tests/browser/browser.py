@@ -346,7 +346,8 @@ _SHOWS = """name => [...(globalThis.Bokeh?.documents ?? [])].flatMap((all) => [.
 _WORK = """
 import sys, time, hpcgpu
 with hpcgpu.connect(sys.argv[1], quiet=True) as client:
-    client.gather(client.map(lambda x: time.sleep(0.01), range(10), key=sys.argv[2], pure=False))
+    for name in sys.stdin:
+        client.gather(client.map(lambda x: time.sleep(0.01), range(10), key=name.strip(), pure=False))
 """
 
 
@@ -360,10 +361,12 @@ def dask_in(page: Any) -> Any:
 def plots_follow_the_work(dashboard: Any, cluster: str) -> None:
     """Let a cluster work, and wait until its dashboard, in a page or a frame of the browser, shows that."""
 
-    for number in range(2):  # what the page loads, and what comes then
-        name = f"work{number}{secrets.token_hex(3)}"
-        subprocess.run([sys.executable, "-c", _WORK, cluster, name], check=True, timeout=TIMEOUT)
-        dashboard.wait_for_function(_SHOWS, arg=name, timeout=1000 * TIMEOUT)
+    with subprocess.Popen([sys.executable, "-c", _WORK, cluster], stdin=subprocess.PIPE, text=True) as program:
+        for number in range(2):  # what the page loads, and what comes then
+            name = f"work{number}{secrets.token_hex(3)}"
+            print(name, file=program.stdin, flush=True)
+            dashboard.wait_for_function(_SHOWS, arg=name, timeout=1000 * TIMEOUT)
+    assert program.returncode == 0
 
 
 @contextmanager
