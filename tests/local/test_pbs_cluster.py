@@ -68,19 +68,13 @@ def test_a_start_needs_one_submit_for_each_job_and_a_stop_one_cancel(pbs: Site) 
     assert pbs.calls("qdel") == [ids] and pbs.calls("qselect") == pbs.calls("qhold") == []
 
 
-def test_workers_of_gpu_jobs_have_their_gpus(fake_gpus: None, pbs: Site) -> None:
+@pytest.mark.shows("Workers that a program holds")
+def test_workers_of_gpu_jobs_have_their_gpus_and_a_program_holds_them(fake_gpus: None, pbs: Site, until: Until) -> None:
     with PBSGPUCluster(jobs=2, **GPU, name="names") as cluster:
         cluster.wait_for_workers(4)
         have_their_gpus(cluster)
-    assert pbs.alive() == {}
-
-
-@pytest.mark.shows("Workers that a program holds")
-def test_a_program_holds_workers_and_a_job_that_drains_takes_none_of_them(
-    fake_gpus: None, pbs: Site, until: Until
-) -> None:
-    with PBSGPUCluster(jobs=2, **GPU) as cluster:
         holds_workers(cluster, lambda job_id: pbs.run("qdel", job_id), until)
+    assert pbs.alive() == {}
 
 
 @pytest.mark.shows("A package of the user's own on all workers")
