@@ -731,6 +731,25 @@ async def test_a_job_of_a_deleted_group_takes_no_tasks_while_its_data_fits_nowhe
     assert len(site.warned) == 2 and not site.registry.active
 
 
+async def test_a_budget_ends_its_jobs_in_time_also_if_the_scheduler_does_not_answer(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_answer(*names: object, **options: object) -> None:
+        site.client.asked += 1
+        raise OSError("the scheduler is busy")
+
+    for name in ("retire", "unfinished", "runs", "lose"):
+        monkeypatch.setattr(site.client, name, no_answer)
+    deadline = site.now + 60
+    site.reconciler.drainer.drain(["demo-0"], Drain.BUDGET, deadline=deadline)
+    await passes_until(site, lambda: site.now > deadline - 10)
+    assert site.job("demo-0").workers
+    await passes_until(site, lambda: not site.job("demo-0").workers)
+    assert site.now < deadline + 10
+    await site.settled()
+    assert site.queue.jobs[str(site.job("demo-0").job_id)].state is JobState.CANCELLED
+
+
 @pytest.mark.parametrize("zero", [True, False])
 async def test_jobs_that_lose_their_data_end_when_their_work_has_ended_and_take_no_tasks_until_then(
     site: Site, zero: bool
