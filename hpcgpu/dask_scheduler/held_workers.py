@@ -180,6 +180,8 @@ class Holds:
         program gets workers whose job must end, if that job waits for a program anyway. Nothing is reserved for a
         request of more workers than there are now, because they may never come.
         """
+        if not self.waiting():  # this runs each second, also with thousands of workers
+            return
         now = time.monotonic()
         staying = {ws for ws in self.scheduler.running if self.leaving.get(str(ws.name), 0.0) < now}
         waited_for = {_place(ws)[0] for ws in self.scheduler.running if self.held(ws)}

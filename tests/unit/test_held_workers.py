@@ -153,6 +153,15 @@ async def test_a_worker_is_held_again_if_its_manager_could_not_take_its_drain_ba
         assert await (await request(1)).held() == 1
 
 
+async def test_without_a_program_that_waits_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with cluster(2) as (extension, request):
+        assert await (await request(1)).held() == 1
+        with monkeypatch.context() as no_scheduler:
+            no_scheduler.setattr(extension.holds, "scheduler", None)  # so to look at its workers fails
+            extension.holds.assign()
+        assert await (await request(1)).held() == 1
+
+
 async def test_a_program_that_waits_for_workers_counts_as_work() -> None:
     async with cluster(1) as (extension, request):
         assert not extension.works()
