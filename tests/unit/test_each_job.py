@@ -623,8 +623,11 @@ async def test_a_job_whose_submit_is_under_way_at_the_close_is_cancelled_when_it
         return job_id
 
     monkeypatch.setattr(site.queue, "submit", closed_meanwhile)
-    await dispatcher.submit(tmp_path / "worker", name="demo-0", kind="worker")
+    job_id = await dispatcher.submit(tmp_path / "worker", name="demo-0", kind="worker")
     assert states(site) == [JobState.CANCELLED]
+    site.queue.jobs[job_id] = replace(site.queue.jobs[job_id], name="")  # a queue without a history forgets it
+    await dispatcher.poll()
+    assert dispatcher.left() == []
 
 
 async def test_a_job_that_starts_just_before_its_cancel_is_released_all_the_same(
