@@ -180,6 +180,18 @@ def pbs(queue: LocalQueue, home: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     assert not left, f"the test left the jobs {left}"
 
 
+@contextmanager
+def plain_install(place: Path) -> Iterator[None]:
+    """Processes that start here find neither Bokeh nor what Dask imports if it is there, as after a plain
+    `pip install hpcgpu`: each starts sooner.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("bokeh", "jupyter_server_proxy", "rmm"):
+            (place / f"{name}.py").write_text('raise ImportError("not in this environment")\n')
+        patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
+        yield
+
+
 @pytest.fixture
 def environment(tmp_path: Path) -> Environment:
     """An environment that can be packed, for the option `stage`."""

@@ -4,10 +4,11 @@ tests/browser have Dask's dashboard.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
+
+from tests.conftest import plain_install
 
 #: Modules that look at the dashboard, or at what an environment has.
 WITH_BOKEH = {
@@ -25,13 +26,8 @@ WITH_BOKEH = {
 
 @pytest.fixture(scope="module", autouse=True)
 def without_bokeh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Schedulers and workers of the other modules find neither Bokeh nor what Dask imports if it is there: each process
-    starts sooner.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        if request.path.stem not in WITH_BOKEH:
-            place = tmp_path_factory.mktemp("plain")
-            for name in ("bokeh", "jupyter_server_proxy", "rmm"):
-                (place / f"{name}.py").write_text('raise ImportError("not in this environment")\n')
-            patch.setenv("PYTHONPATH", str(place), prepend=os.pathsep)
+    if request.path.stem in WITH_BOKEH:
         yield
+    else:
+        with plain_install(tmp_path_factory.mktemp("plain")):
+            yield
