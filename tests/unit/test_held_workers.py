@@ -6,12 +6,14 @@ import asyncio
 import pickle
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 from distributed import Scheduler, Worker, WorkerPlugin
 from distributed.core import connect
 
+from hpcgpu.client.held_client import HeldClient
 from hpcgpu.dask_scheduler import held_workers
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
 from hpcgpu.dask_worker.uploaded_package import plugin_name, require_packages
@@ -209,3 +211,10 @@ async def test_a_worker_that_cannot_unpack_an_uploaded_package_is_given_to_no_pr
         async with worker("second"):
             extension.holds.assign()
             assert await waits.names() == ["second"]
+
+
+def test_a_client_of_held_workers_uses_all_of_them_or_those_that_the_program_names() -> None:
+    client: Any = SimpleNamespace(submit=lambda function, *, workers: workers)
+    held: Any = HeldClient(client, ["tcp://a", "tcp://b"], client)
+    assert held.submit(len) == ["tcp://a", "tcp://b"]
+    assert held.submit(len, workers=["tcp://b"]) == ["tcp://b"]
