@@ -21,6 +21,7 @@ import os
 import platform
 import resource
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -128,6 +129,15 @@ class Queue:
             count, longest = called.get(name, (0, 0))
             called[name] = count + 1, max(longest, int(length))
         return called
+
+    def close(self) -> None:
+        """Kill what is left of the scheduler job, as batch systems do some time after they have asked it to end.
+
+        Then it still removes thousands of workers, one after the other, and takes GBs: distributed makes a task for
+        each message to a worker whose connection is closed, and sends one to all the others for each that leaves.
+        """
+        with suppress(OSError):  # it never began, or has ended
+            os.killpg(int((self.place / "scheduler.pid").read_text()), signal.SIGKILL)
 
 
 # Workers
@@ -502,7 +512,7 @@ class Measured:
                 print(f"  {name:22}{'   '.join(cells)}")
 
 
-def measure(place: Path, jobs: int, few: int, seconds: float) -> None:
+def measure(queue: Queue, jobs: int, few: int, seconds: float) -> None:
     """Run it."""
     import distributed
 
@@ -510,7 +520,7 @@ def measure(place: Path, jobs: int, few: int, seconds: float) -> None:
     from hpcgpu.errors import ClusterWarning
 
     warnings.simplefilter("ignore", ClusterWarning)  # there is no TLS, and a node dies
-    traffic, queue = Traffic(), Queue(place)
+    traffic = Traffic()
     print(
         f"{time.strftime('%F')}, hpcgpu {__version__}, distributed {distributed.__version__}, Python "
         f"{platform.python_version()}, {os.cpu_count()} cores\n{jobs} jobs of {WORKERS_PER_JOB} workers; memory of the "
@@ -525,7 +535,7 @@ def measure(place: Path, jobs: int, few: int, seconds: float) -> None:
         scheduler={"gpus_per_node": 0},
         protocol="tcp",
         security=False,
-        cluster_directory=str(place / "clusters"),
+        cluster_directory=str(queue.place / "clusters"),
         quiet=True,
     )
     pool = Pool(cluster.scheduler_address, 2)
@@ -550,12 +560,15 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="hpcgpu-scale-") as temporary:
         place = Path(temporary)
+        queue = Queue(place)
         try:
-            measure(place, arguments.jobs, arguments.few, arguments.seconds)
+            measure(queue, arguments.jobs, arguments.few, arguments.seconds)
         except BaseException:
             with suppress(OSError):
                 print((place / "scheduler.log").read_text()[-3000:], file=sys.stderr)
             raise
+        finally:
+            queue.close()
 
 
 async def _workers(address: str, first: int) -> None:
