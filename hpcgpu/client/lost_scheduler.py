@@ -16,27 +16,52 @@ from distributed import Client
 from distributed.client import FutureCancelledError
 
 from hpcgpu.batch.reasons import explain
-from hpcgpu.errors import BatchError
+from hpcgpu.errors import BatchError, HpcgpuError
 from hpcgpu.existing_clusters.lookup import batch_of
+from hpcgpu.existing_clusters.query_jobs import ended_by_itself
 from hpcgpu.posix.threads import in_thread
-from hpcgpu.runtime.scheduler_connection import SchedulerWatch
+from hpcgpu.runtime.scheduler_connection import ConnectionResult, SchedulerWatch, probe
+from hpcgpu.scaling.scheduler_restarts import ended_too_early
 from hpcgpu.store import saved_options
 from hpcgpu.store.directory import ClusterDirectory
 
 #: Seconds that the answer may take: the queue reports the end of a job with a delay.
 _TIMEOUT = 25.0
 _GONE = "the scheduler is gone"
+#: What follows if the scheduler is restarted.
+RESTARTED = (
+    " and another one is started. The worker jobs wait for it, but all results are lost, and so are uploaded packages "
+    "and plugins: upload them again, and run your work again"
+)
+_NOT_KNOWN = "the connection to the scheduler is broken: run your work again"
 #: If the scheduler ran in this process.
 IN_PROCESS = "the scheduler in this process has ended: make a new cluster"
 #: Seconds in which a client that fetches results notices that its scheduler is gone.
 _NOTICED = 3.0
+#: Seconds between two looks for the next scheduler.
+_INTERVAL = 1.0
 #: By the address of a scheduler: the functions that may return why it is gone.
 _explanations: dict[str, list[Callable[[], Awaitable[str]]]] = {}
+#: By the address of a scheduler: the function that waits for the next scheduler of its cluster.
+_successors: dict[str, Callable[[], Awaitable[str]]] = {}
 
 
 def loss(cluster: str, job: str, consequence: str = "") -> str:
     """Return the sentence that the scheduler of a cluster is lost; `job` says how its job ended."""
     return f"the scheduler of cluster {cluster} is gone{consequence}: {job}"
+
+
+def follow(address: str, next_address: Callable[[], Awaitable[str]]) -> None:
+    """Let clients of this program go on with the next scheduler of a cluster.
+
+    Parameters
+    ----------
+    address : str
+        Address of the present scheduler.
+    next_address : callable
+        Waits for the next one and returns its address; empty if there is none, or if the present one lives.
+    """
+    _successors[address] = next_address
 
 
 def explain_loss(address: str, why: Callable[[], Awaitable[str]]) -> None:
@@ -55,8 +80,14 @@ def explain_loss(address: str, why: Callable[[], Awaitable[str]]) -> None:
     reconnect, handle_report, gather_remote = Client._reconnect, Client._handle_report, Client._gather_remote
 
     async def explain_and_reconnect(self: Client) -> Any:
+        lost = dict(self.futures)
         await _cancel_all(self)
-        return await reconnect(self)
+        if self.futures and lost:  # the reason is not known
+            for key, state in lost.items():
+                if self.futures.get(key) is state:
+                    state.cancel(reason=_GONE, msg=_NOT_KNOWN)
+                    del self.futures[key]
+        await _follow(self, reconnect)
 
     async def explain_at_the_end(self: Client) -> Any:
         await handle_report(self)
@@ -78,7 +109,33 @@ def explain_loss(address: str, why: Callable[[], Awaitable[str]]) -> None:
 
 def explain_loss_by_queue(address: str, directory: ClusterDirectory) -> None:
     """Let clients of this program query the queue why the scheduler of a cluster is gone."""
-    explain_loss(address, lambda: in_thread(_end_in_queue, directory))
+    contact = directory.contact()
+    job_id = contact.job_id if contact is not None and contact.client == address else ""
+    explain_loss(address, lambda: in_thread(_end_in_queue, directory, job_id))
+    if address not in _successors:  # the manager of the cluster, if it is in this program, knows it sooner
+        follow(address, lambda: _next_contact(directory, address))
+
+
+async def _next_contact(directory: ClusterDirectory, address: str) -> str:
+    """Wait until a cluster has another scheduler, and return its address; empty if there is none, or this one lives."""
+    while await in_thread(_restarts, directory):
+        await asyncio.sleep(_INTERVAL)
+        contact = await in_thread(directory.contact)
+        if contact is not None and contact.client != address:
+            explain_loss_by_queue(contact.client, directory)
+            return contact.client
+        if contact is not None and await in_thread(probe, contact) is ConnectionResult.ACCEPTED:
+            break
+    return ""
+
+
+def _restarts(directory: ClusterDirectory) -> bool:
+    """Whether a program restarts the scheduler of a cluster; false if the cluster ends."""
+    with suppress(HpcgpuError, OSError):
+        settings, manager = saved_options.read(directory).options.cluster, directory.manager()
+        if settings.on_scheduler_end == "restart" and manager is not None and not manager.left:
+            return manager.lives is not False and not directory.closing and not ended_by_itself(directory)
+    return False
 
 
 async def _cancel_all(client: Client) -> None:
@@ -89,6 +146,22 @@ async def _cancel_all(client: Client) -> None:
         for state in list(client.futures.values()):
             state.cancel(reason=_GONE, msg=reason)
         client.futures.clear()
+
+
+async def _follow(client: Client, reconnect: Callable[[Client], Awaitable[Any]]) -> None:
+    """Connect again: to the next scheduler of the cluster if there is one. What is submitted meanwhile goes there."""
+    wait = _successors.get(client.scheduler.address) if client.scheduler is not None else None
+    if wait is not None and (address := await wait()):
+        client.scheduler = client.rpc(address)
+    else:
+        await reconnect(client)
+        return
+    new = dict(client.futures)
+    client.futures.clear()  # distributed cancels those that it finds at the beginning
+    connecting = asyncio.ensure_future(reconnect(client))
+    await asyncio.sleep(0)
+    client.futures.update(new)
+    await connecting
 
 
 async def _is_gone(client: Client) -> bool:
@@ -111,18 +184,19 @@ async def _reason(address: str) -> str:
     return ""
 
 
-def _end_in_queue(directory: ClusterDirectory) -> str:
+def _end_in_queue(directory: ClusterDirectory, job_id: str) -> str:
     """Return a sentence about the end of a scheduler job, as the queue reports it."""
     name, until = directory.path.name, time.monotonic() + _TIMEOUT - 5
     try:
         batch = batch_of(directory)
-        queue = SchedulerWatch(directory, batch)
+        queue = SchedulerWatch(directory, batch, job_id=job_id)
         while time.monotonic() < until:
             status = queue.poll(now=time.monotonic())
             if status is not None and status.state.ended:
                 log = saved_options.logs(directory) / batch.log_name(status.name, status.job_id)
                 how = f"{status.state.value}: {explain(status, kind='scheduler')}. Log: {log}"
-                return loss(name, f"scheduler job {status.job_id} {how}")
+                follows = ended_too_early(status.state) and _restarts(directory)
+                return loss(name, f"scheduler job {status.job_id} {how}", RESTARTED if follows else "")
             time.sleep(0.5)
         if directory.closing:
             return f"cluster {name} was closed; its logs are in {directory.logs}"

@@ -504,7 +504,7 @@ class GPUCluster(ClusterInspection):
                 f"worker_group={name!r})"
             )
         worker = resolve_group(name, options, self.options)
-        start_cluster.warn_of_end(self.options.scheduler, worker)
+        start_cluster.warn_of_end(self.options, worker)
         script = render.script_name(self.system, "worker", name)
         text = render.render(self.system, "worker", replace(self.options, worker=worker), self.directory.path, name)
         target = sizes_to_jobs.jobs_for(worker, jobs=jobs, call="add_worker_group: {}")

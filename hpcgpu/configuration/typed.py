@@ -76,6 +76,8 @@ class ClusterArguments(TypedDict, total=False):
     idle_timeout: str | float | timedelta | None
     lease: str | float | timedelta | None
     worker_restarts: int | None
+    on_scheduler_end: Literal["end", "restart"] | None
+    restart_wait: str | float | timedelta | None
     poll_interval: str | float | timedelta | None
     shutdown_on_close: bool | None
     wait: bool | None

@@ -22,6 +22,7 @@ from hpcgpu.dask_scheduler.keep_manager_running import ManagerProcess
 from hpcgpu.dask_scheduler.scheduler_extension import Extension, install
 from hpcgpu.errors import LaunchError
 from hpcgpu.posix.full_disk import cannot_be_written
+from hpcgpu.runtime import credentials_of_job
 from hpcgpu.runtime.job_identity import job_identity
 from hpcgpu.runtime.scheduler_connection import check_alone
 from hpcgpu.store.contact import Contact
@@ -112,6 +113,7 @@ def _join(scheduler: Scheduler, directory: ClusterDirectory) -> tuple[Extension,
 async def dask_teardown(scheduler: Scheduler) -> None:
     """Remove the contact if it is still this scheduler's: workers that start now must not wait for it."""
     directory = ClusterDirectory(Path(os.environ["HPCGPU_CLUSTER_DIRECTORY"]))
+    credentials_of_job.scheduler_closes()
     extension = scheduler.plugins.get("hpcgpu")
     if extension is not None and extension.manager_process is not None:
         await extension.manager_process.stop()

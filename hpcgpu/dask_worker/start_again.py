@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from distributed.core import Status
 from distributed.nanny import Nanny
 
 from hpcgpu.posix.threads import in_thread
+from hpcgpu.runtime.next_scheduler import RESTARTS
 from hpcgpu.runtime.scheduler_connection import ConnectionResult, probe
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -27,6 +29,8 @@ logger = logging.getLogger("distributed.hpcgpu")
 
 #: Why distributed ends a worker: the stream from the scheduler has ended, or the scheduler has removed the worker.
 _BROKEN, _REMOVED = "worker-handle-scheduler-connection-broken", "worker-heartbeat-missing"
+#: Why it ends a worker whose scheduler closes.
+_ENDED = "scheduler-close"
 _RUNS = {Status.running, Status.paused, Status.closing_gracefully}
 #: Seconds in which the stream brings the request to end, if the scheduler removed the worker on purpose.
 _REQUEST = 5.0
@@ -36,16 +40,15 @@ _INTERVAL, _ANSWER = 2.0, 10.0
 
 def start_again(worker: Worker, directory: ClusterDirectory) -> None:
     """Let the nanny of a worker start it again if its connection breaks, unless the scheduler has ended."""
-    close = worker.close
+    close, restarts = worker.close, bool(os.environ.get(RESTARTS))
 
     async def close_worker(*, nanny: bool = True, reason: str = "worker-close", **options: Any) -> str | None:
         lost = reason == _BROKEN or (reason == _REMOVED and not await _requested_to_end(worker))
         if lost and nanny and worker.nanny and await _reachable(worker, directory):
             logger.warning("hpcgpu: worker %s has lost the scheduler, and starts again in this job", worker.name)
-            with suppress(OSError, TimeoutError):  # then it counts as a crash
-                call = worker.scheduler.hpcgpu_disconnected(address=worker.address, name=str(worker.name))
-                await asyncio.wait_for(call, _ANSWER)
             nanny, options = False, {**options, "executor_wait": False}  # the scheduler runs its tasks elsewhere
+        if restarts and (lost or reason == _ENDED):
+            options = {**options, "executor_wait": False}  # nobody waits for its tasks any more
         closed: str | None = await close(nanny=nanny, reason=reason, **options)
         return closed
 
@@ -61,25 +64,35 @@ async def _requested_to_end(worker: Worker) -> bool:
 
 
 async def _reachable(worker: Worker, directory: ClusterDirectory) -> bool:
-    """Wait until the scheduler of a worker can be reached; false if it has ended, or if `death_timeout` is over."""
+    """Wait until the scheduler of a worker answers; false if it has ended, or if `death_timeout` is over.
+
+    The answer is the proof: a process that ends may still accept connections for a moment.
+    """
     until = time.monotonic() + (worker.death_timeout or 0.0)
-    while worker.status in _RUNS:
-        answer = await in_thread(_look, directory)
-        if answer is not ConnectionResult.SILENT:
-            return answer is ConnectionResult.ACCEPTED and worker.status in _RUNS
-        if time.monotonic() > until:
+    while worker.status in _RUNS and time.monotonic() < until:
+        answer = await in_thread(_look, directory, worker.scheduler.address if os.environ.get(RESTARTS) else "")
+        if answer is ConnectionResult.REFUSED:
             return False
+        if answer is ConnectionResult.ACCEPTED:
+            with suppress(OSError, TimeoutError):
+                call = worker.scheduler.hpcgpu_disconnected(address=worker.address, name=str(worker.name))
+                await asyncio.wait_for(call, _ANSWER)
+                return worker.status in _RUNS
         await asyncio.sleep(_INTERVAL)
     return False
 
 
-def _look(directory: ClusterDirectory) -> ConnectionResult:
-    """Return whether the scheduler can be reached now. A filesystem that fails proves nothing."""
+def _look(directory: ClusterDirectory, address: str) -> ConnectionResult:
+    """Return whether the scheduler of this address can be reached now; by default that of the contact.
+
+    A filesystem that fails proves nothing.
+    """
     try:
         contact = None if directory.closing else directory.certain_contact()
     except (OSError, ValueError):
         return ConnectionResult.SILENT
-    return ConnectionResult.REFUSED if contact is None else probe(contact)
+    another = contact is None or (address and contact.workers != address)
+    return ConnectionResult.REFUSED if contact is None or another else probe(contact)
 
 
 def let_nannies_end() -> None:

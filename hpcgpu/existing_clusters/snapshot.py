@@ -367,7 +367,7 @@ def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, prob
         return "running"
     if directory.only_scripts:
         return "not launched"
-    scheduler = next((job for job in jobs if job.kind == "scheduler"), None)
+    scheduler = next((job for job in reversed(jobs) if job.kind == "scheduler"), None)  # others were restarted
     # a contact may be left of a scheduler that was killed; and the queue may have forgotten the job of one that ended
     forgotten = scheduler is None or scheduler.state == JobState.UNKNOWN.value
     if (scheduler is not None and JobState(scheduler.state).ended) or (forgotten and ended_by_itself(directory)):

@@ -42,6 +42,8 @@ class Work:
         Epoch seconds at which its workers first began to retire, because its walltime ends or it lost other workers.
     stable : bool
         Whether it has run well for so long that earlier failures do not count any more.
+    without_scheduler : bool
+        Whether its workers have ended with their scheduler, and it waits for the next one.
     wait_known : bool
         Whether its group has already recorded how long it waited, or cannot learn that from it.
     """
@@ -56,6 +58,7 @@ class Work:
     walltime: float = 0.0
     retires_at: float | None = None
     stable: bool = False
+    without_scheduler: bool = False
     wait_known: bool = False
 
 

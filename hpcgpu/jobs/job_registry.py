@@ -157,6 +157,12 @@ class Registry:
             self._home[address] = job
             job.joined(address, str(name), now=now)
 
+    def scheduler_lost(self) -> None:
+        """Record that all workers have ended with their scheduler, as expected: none counts as missing."""
+        self._home.clear()
+        for job in self.worker_jobs:
+            job.scheduler_lost()
+
     def worker_left(self, address: str, *, now: float) -> bool:
         """Record that a worker has left. Return whether its job has no worker left, and so may have ended."""
         job = self._home.pop(address, None)

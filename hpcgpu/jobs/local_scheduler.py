@@ -120,7 +120,7 @@ class InProcessScheduler:
         """Return an empty string: the scheduler has no walltime."""
         return ""
 
-    def loss_report(self, cluster: str) -> str:
+    def loss_report(self, cluster: str, *, restarts: bool = False) -> str:
         """Return the report for the user when it has ended."""
         return lost_scheduler.IN_PROCESS
 

@@ -14,6 +14,7 @@ from hpcgpu.jobs.job import Job
 from hpcgpu.jobs.job_phases import Submitting
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.posix.threads import in_thread
+from hpcgpu.scaling.scheduler_restarts import ended_too_early
 from hpcgpu.store.contact import Contact
 
 #: Seconds by which a walltime ends earlier than before, if an operator has shortened it.
@@ -31,17 +32,29 @@ class SchedulerJob(Job):
         Seconds that the running job may take to publish its contact.
     gpus : int, default 1
         GPUs that it requests.
+
+    Attributes
+    ----------
+    restarts : bool
+        Whether another scheduler job follows if it ends too early.
     """
 
     kind = "scheduler"
     in_process = False
 
     def __init__(
-        self, dispatcher: Dispatcher, script: Path, name: str, logs: Path, timeout: float, gpus: int = 1
+        self,
+        dispatcher: Dispatcher,
+        script: Path,
+        name: str,
+        logs: Path,
+        timeout: float,
+        gpus: int = 1,
     ) -> None:
         super().__init__(dispatcher, script, name, logs)
         self.timeout = timeout
         self.gpus = gpus
+        self.restarts = False
         self.contact: Contact | None = None
         self.reached_at: float | None = None
         self.answers = False
@@ -84,6 +97,12 @@ class SchedulerJob(Job):
         return self.queue_status.state.ended
 
     @property
+    def lost_too_early(self) -> bool:
+        """Whether its job has ended, and another scheduler job should follow."""
+        directory = self.dispatcher.directory
+        return self.restarts and ended_too_early(self.queue_status.state) and not directory.closing
+
+    @property
     def proven(self) -> bool:
         """Whether the scheduler answers, which proves that its job runs."""
         return self.answers
@@ -119,14 +138,23 @@ class SchedulerJob(Job):
         self._warned.update(due)
         minutes = f"{left / 60:.0f} min" if left >= 60 else "less than a minute"
         ends = f"{'was shortened: it ' * shortened}ends in {minutes}"
+        what = ", and all results with it: another one follows" if self.restarts else ", and the cluster with it"
         return (
-            f"the walltime of the scheduler job {self.job_id} {ends}, and the cluster with it: fetch your results. "
-            "Next time, request more with scheduler={'walltime': ...}"
+            f"the walltime of the scheduler job {self.job_id} {ends}{what}: fetch your results. Next time, request "
+            "more with scheduler={'walltime': ...}"
         )
 
-    def loss_report(self, cluster: str) -> str:
-        """Return the report for the user when its job has ended, for example because somebody cancelled it."""
-        return lost_scheduler.loss(cluster, self.failure_report(), ", and its worker jobs are cancelled")
+    def loss_report(self, cluster: str, *, restarts: bool = False) -> str:
+        """Return the report for the user when its job has ended, for example because somebody cancelled it.
+
+        Parameters
+        ----------
+        cluster : str
+        restarts : bool, default False
+            Whether another scheduler job follows.
+        """
+        consequence = lost_scheduler.RESTARTED if restarts else ", and its worker jobs are cancelled"
+        return lost_scheduler.loss(cluster, self.failure_report(), consequence)
 
     async def submit(self) -> None:
         """Submit it without a wait. A job to which this program attaches was submitted before."""

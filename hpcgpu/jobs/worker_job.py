@@ -12,7 +12,11 @@ from hpcgpu.jobs.job_phases import Ended
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.jobs.worker_group import WorkerGroup
 from hpcgpu.scaling.forecast import usual_wait
+from hpcgpu.scaling.missing_workers import Absence
+from hpcgpu.scaling.policy_data import JobLoad
 from hpcgpu.scaling.replace_failed_jobs import Outcome, classify
+
+_NO_SCHEDULER = "its workers have ended with the scheduler, and it waits for the next one"
 
 
 class WorkerJob(Job):
@@ -61,9 +65,17 @@ class WorkerJob(Job):
         self.workers[address] = worker
         self.observe(now=now)
         work = self.work
+        work.without_scheduler = False
         work.absence = work.absence.came(worker)
         if not work.absence:
             work.lost_at = None
+
+    def scheduler_lost(self) -> None:
+        """Record that its workers have ended with their scheduler: they hold nothing, and none of them is missing."""
+        self.workers.clear()
+        work = self.work
+        work.load, work.absence, work.lost_at, work.idle_since = JobLoad(), Absence(), None, None
+        work.without_scheduler = work.joined_at is not None
 
     def retires(self, *, now: float) -> None:
         """Record that its workers begin to retire because it ends."""
@@ -73,7 +85,7 @@ class WorkerJob(Job):
         """Return which workers a running job lacks, and what happens next."""
         absence = self.work.absence
         if not absence or (self.draining and not self.lost_workers):
-            return ""
+            return _NO_SCHEDULER if self.work.without_scheduler else ""
         if not self.lost_workers:
             return absence.outlook(self.group.options.death_timeout, now=now)
         words, paused = absence.words(now=now), self.group.failures.paused

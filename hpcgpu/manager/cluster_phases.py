@@ -15,6 +15,7 @@ class Kind(enum.Enum):
     CREATED = "nothing was requested yet"
     STARTING = "its jobs are requested, or looked up; its scheduler was not reached yet"
     RUNNING = "its scheduler was reached"
+    RESTARTING = "its scheduler job has ended; the next one was not reached yet"
     LOST = "it cannot continue"
     SUPERSEDED = "another program manages its jobs"
     DETACHED = "its jobs continue without this program"
@@ -48,7 +49,12 @@ class Phase:
     @property
     def managed(self) -> bool:
         """Whether this program manages the jobs."""
-        return self.kind in (Kind.CREATED, Kind.STARTING, Kind.RUNNING)
+        return self.kind in (Kind.CREATED, Kind.STARTING, Kind.RUNNING, Kind.RESTARTING)
+
+    @property
+    def restarting(self) -> bool:
+        """Whether its scheduler job has ended, and the next one was not reached yet."""
+        return self.kind is Kind.RESTARTING
 
     @property
     def owned(self) -> bool:

@@ -44,6 +44,10 @@ class ClusterState:
         What the user wants.
     all_cancelled : bool
         Whether the queue has cancelled all jobs of a cluster that was closed.
+    restarted : list of float
+        Epoch seconds at which its scheduler job had ended and was replaced.
+    lost_schedulers : dict of str to str
+        Why the scheduler of an address is lost, while the cluster continues.
     scheduler : SchedulerJob or InProcessScheduler or None
         None before it was requested.
     client : SchedulerClient or None
@@ -72,6 +76,8 @@ class ClusterState:
     failures: ClusterFailures = field(default_factory=ClusterFailures)
     wanted: Wanted = field(default_factory=Wanted)
     all_cancelled: bool = False
+    restarted: list[float] = field(default_factory=list)
+    lost_schedulers: dict[str, str] = field(default_factory=dict)
     scheduler: SchedulerJob | InProcessScheduler | None = None
     client: SchedulerClient | None = None
     known_workers: set[str] = field(default_factory=set)
@@ -108,8 +114,18 @@ class ClusterState:
         """Created -> starting."""
         self._move(Kind.STARTING)
 
+    def restarts(self) -> None:
+        """Running -> restarting: its scheduler job has ended, and with it all workers."""
+        self._move(Kind.RESTARTING)
+        self.restarted.append(self.now)
+        self.client = None
+        self.known_workers = set()
+        for group in self.registry.groups.values():
+            group.load_unknown()
+        self.registry.scheduler_lost()
+
     def runs(self) -> None:
-        """Starting -> running."""
+        """Starting or restarting -> running."""
         if self.managed:
             self._move(Kind.RUNNING)
 

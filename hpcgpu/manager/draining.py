@@ -87,7 +87,9 @@ class Drainer:
             for job in state.registry.worker_jobs
             if isinstance(job.phase, Draining) and not job.phase.begun
         ]
-        ready = [(job, phase) for job, phase in begun if job.pending or state.client is not None]
+        ready = [
+            (job, phase) for job, phase in begun if job.pending or state.client is not None or state.phase.restarting
+        ]
         for why in (Drain.ZERO, Drain.UNWANTED, Drain.DELETED):
             chosen = [job for job, phase in ready if phase.why is why]
             for _, phase in ready:

@@ -7,7 +7,6 @@ Dask's cluster classes.
 from __future__ import annotations
 
 import asyncio
-import functools
 import math
 import time
 import weakref
@@ -36,6 +35,7 @@ from hpcgpu.manager.notify import Callbacks, Notices
 from hpcgpu.manager.periodic_tasks import Periodic
 from hpcgpu.manager.program_exit import cancel_at_exit, keep_at_exit
 from hpcgpu.manager.reconciler import Reconciler
+from hpcgpu.manager.restart_scheduler import SchedulerRestarts
 from hpcgpu.manager.scheduler_client import SchedulerClient, Workers
 from hpcgpu.manager.take_over import running_scheduler
 from hpcgpu.manager.wait_for_workers import HoldWait, what_drains_wait_for, what_jobs_wait_for
@@ -52,6 +52,8 @@ _ENVIRONMENT_TIMEOUT = 30.0
 _DETACH_TIMEOUT, _LEAVE_TIMEOUT = 30.0, 5.0
 #: Seconds that the scheduler has after that for its last answers, all together: it may hang.
 _LAST_ANSWERS = 5.0
+#: Seconds until this program notices that its connection to the scheduler is broken.
+_NOTICED = 1.0
 #: How often a task is cancelled, half a second apart.
 _CANCELS = 10
 #: A phase as distributed calls it.
@@ -59,6 +61,7 @@ _STATUS = {
     Kind.CREATED: Status.created,
     Kind.STARTING: Status.starting,
     Kind.RUNNING: Status.running,
+    Kind.RESTARTING: Status.starting,
     Kind.CLOSING: Status.closing,
     Kind.CLOSED: Status.closed,
 }
@@ -92,7 +95,7 @@ class Manager:
     ) -> None:
         directory = dispatcher.directory
         self.options = options
-        self.messages = MessageLog(lambda: self.status == Status.starting)
+        self.messages = MessageLog(lambda: self.state.phase.kind is Kind.STARTING)
         registry = start_cluster.registry_of(options, groups or {}, dispatcher)
         name = options.cluster.name
         self.state = ClusterState(name, dispatcher, registry, ownership, self.messages, time.time)
@@ -106,6 +109,10 @@ class Manager:
         self._notices = Notices(self.state, options.cluster, callbacks or Callbacks(), cluster)
         self._periodic.check_notices = self._notices.check
         self._starter = start_cluster.Starter(self.reconciler, self._periodic, options, self.security)
+        if options.cluster.on_scheduler_end == "restart":
+            self.reconciler.restarts = SchedulerRestarts(
+                self.state, self._starter.scheduler_job, self._reach, self._manage_by
+            )
         self._starting: asyncio.Task[None] | None = None
         #: The address of the scheduler whose answer the start waits for; empty otherwise.
         self._asked = ""
@@ -165,7 +172,7 @@ class Manager:
         phase = self.state.phase
         if phase.failed and not phase.closing:
             return Status.failed
-        begun = phase.of(Kind.CREATED, Kind.STARTING, Kind.RUNNING, Kind.CLOSING, Kind.CLOSED)
+        begun = phase.of(*_STATUS)
         return _STATUS[begun.kind if begun is not None else Kind.CREATED]
 
     @property
@@ -176,7 +183,7 @@ class Manager:
     @property
     def managing(self) -> bool:
         """Whether it manages the jobs: it is open, the cluster has not failed, and nobody has taken it over."""
-        return self.state.phase.kind in (Kind.STARTING, Kind.RUNNING)
+        return self.state.phase.kind in (Kind.STARTING, Kind.RUNNING, Kind.RESTARTING)
 
     def check_usable(self) -> None:
         """Raise `ClusterError` if the cluster has failed, or if this program has closed it."""
@@ -252,8 +259,14 @@ class Manager:
                 if not self._starting.done():
                     self._starting.add_done_callback(self._started_in_background)
                     return
+        restarts = self.reconciler.restarts
+        if restarts is not None and restarts.task is not None:  # Dask's client waits here before it connects
+            await self._show_start(restarts.task)
+            self.check_usable()
+            return
         try:
             await self._show_start(self._starting)
+            await self._starting
         except Exception as error:
             failure = self._why_not_started(error)
             self.state.lose(failure)
@@ -263,7 +276,7 @@ class Manager:
             raise ClusterError(failure) from (None if explained else error)
 
     async def _show_start(self, start: asyncio.Task[None]) -> None:
-        """Wait until it has started, and show what it waits for."""
+        """Wait until it has started, or has another scheduler, and show what it waits for."""
         state = self.state
         with Progress(self.options.cluster.quiet) as progress:
             while not start.done():
@@ -278,7 +291,6 @@ class Manager:
                     what = "looking up its jobs" if state.ownership.attached else "starting the scheduler"
                     progress.update(f"cluster {state.name}: {what}")
                 await asyncio.wait([start], timeout=0.5)
-            await start
 
     def _started_in_background(self, start: asyncio.Task[None]) -> None:
         """Report why a cluster did not start, if nobody waits for it."""
@@ -325,7 +337,15 @@ class Manager:
             if client is not None:
                 await client.close()
             raise
-        lost_scheduler.explain_loss(address, functools.partial(_why_lost, weakref.ref(state)))
+        await self._manage_by(client)
+
+    async def _manage_by(self, client: SchedulerClient) -> None:
+        """Manage the cluster through this connection to its scheduler from now on."""
+        state, address = self.state, client.address
+        of = weakref.ref(state)
+        lost_scheduler.explain_loss(address, lambda: _why_lost(of, address))
+        if self.reconciler.restarts is not None:
+            lost_scheduler.follow(address, lambda: _next_address(of, address))
         state.runs()
         state.client = client
         self.reconciler.observe_workers(client.known)
@@ -471,7 +491,9 @@ class Manager:
             else:
                 await self._leave(_LEAVE_TIMEOUT)
         state.closes()
-        await _end([*self._periodic.tasks, *state.tasks, *([self._starting] if self._starting else [])])
+        restarts = self.reconciler.restarts
+        restart = [restarts.task] if restarts is not None and restarts.task is not None else []
+        await _end([*self._periodic.tasks, *state.tasks, *([self._starting] if self._starting else []), *restart])
         for group in state.registry.groups.values():
             group.adaptive = None
         if leaves:
@@ -520,12 +542,26 @@ class Manager:
                 await asyncio.wait_for(self.client.close(), 5)
 
 
-async def _why_lost(of: weakref.ref[ClusterState]) -> str:
-    """Wait until the reason is known why a cluster is lost, and return it; empty if this program closed the cluster."""
+async def _why_lost(of: weakref.ref[ClusterState], address: str) -> str:
+    """Wait until it is known why a scheduler is lost, and return it; empty if this program closed the cluster."""
     while (state := of()) is not None and not state.phase.closing:
-        if state.phase.lost:
-            return state.phase.lost.partition("\n")[0]
+        if why := state.phase.lost or state.lost_schedulers.get(address):
+            return why.partition("\n")[0]
         del state
+        await asyncio.sleep(0.1)
+    return ""
+
+
+async def _next_address(of: weakref.ref[ClusterState], address: str) -> str:
+    """Wait until the next scheduler is reached, and return its address; empty if there is none, or this one lives."""
+    began = time.monotonic()
+    while (state := of()) is not None and state.phase.managed:
+        client = state.client
+        if client is not None and client.address != address:
+            return client.address
+        if client is not None and client.listening and time.monotonic() - began > _NOTICED:
+            break
+        del state, client
         await asyncio.sleep(0.1)
     return ""
 

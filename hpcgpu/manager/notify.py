@@ -52,8 +52,8 @@ class Notice:
     event : str
         ``"ready"``: all workers of the first request are connected. ``"job_lost"``: a worker job ended early, or
         lacks workers. ``"paused"``: a group of workers gets no more jobs. ``"budget"``: 80 % of its budget of GPU
-        hours is used, or all of it. ``"ending"``: the walltime of the scheduler job ends soon. ``"ended"``: the cluster
-        has ended.
+        hours is used, or all of it. ``"ending"``: the walltime of the scheduler job ends soon. ``"restarted"``: the
+        scheduler job ended too early, and another one is started. ``"ended"``: the cluster has ended.
     cluster : str
         Its name.
     message : str

@@ -40,6 +40,7 @@ class Periodic:
         #: Is called after each poll and each decision.
         self.check_notices: Callable[[], None] = lambda: None
         self._errors: dict[str, str] = {}
+        self._decides = False
 
     def watch_queue(self) -> None:
         """Begin to poll."""
@@ -49,7 +50,9 @@ class Periodic:
         """Start the tasks that decide, watch the scheduler, send heartbeats, and serve other programs' requests."""
         state = self.reconciler.state
         state.spawn(self._watch_stream(client), self.tasks)
-        state.spawn(self._keep_deciding(), self.tasks)
+        if not self._decides:  # also with a scheduler that was restarted
+            self._decides = True
+            state.spawn(self._keep_deciding(), self.tasks)
         state.spawn(self._keep_in_contact(client), self.tasks)
         state.spawn(self._serve_requests(client), self.tasks)
 
@@ -97,12 +100,12 @@ class Periodic:
         """Notice when the scheduler's stream of events ends, and open it again if the scheduler still answers."""
         state = self.reconciler.state
         pause = _REOPEN
-        while True:
+        while state.client is client:
             await client.stream_ended()
             self.reconciler.observe_answer(False)
             state.poll_now.set()
             await asyncio.sleep(pause)
-            if not state.managed:
+            if not state.managed or state.client is not client:
                 return
             try:
                 self.reconciler.observe_workers(await client.listen())
@@ -141,7 +144,7 @@ class Periodic:
         """Send heartbeats to the scheduler, until its answer names another manager."""
         state = self.reconciler.state
         interval = min(_HEARTBEAT, (self.options.lease or math.inf) / 5)
-        while state.phase.owned:
+        while state.phase.owned and state.client is client:
             try:
                 manager = state.dispatcher.manager
                 groups = [group.state(now=state.now) for group in state.registry.all_groups()]
@@ -163,7 +166,7 @@ class Periodic:
     async def _serve_requests(self, client: SchedulerClient) -> None:
         """Carry out requests that other programs send through the scheduler, and answer them."""
         state = self.reconciler.state
-        while state.phase.owned:
+        while state.phase.owned and state.client is client:
             try:
                 request = await client.next_request(state.dispatcher.manager)
                 if request is not None:

@@ -23,6 +23,7 @@ from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.draining import Drainer
 from hpcgpu.manager.failed_jobs_and_missing_workers import LostJobs, few
+from hpcgpu.manager.restart_scheduler import SchedulerRestarts
 from hpcgpu.manager.scheduler_client import Workers
 from hpcgpu.manager.submit_planned import Submitter
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
@@ -62,6 +63,8 @@ class Reconciler:
         self.submitter = Submitter(state, self.order)
         self.drainer = Drainer(state)
         self.lost_jobs = LostJobs(state)
+        #: Restarts the scheduler; None if the cluster ends with it.
+        self.restarts: SchedulerRestarts | None = None
         self._silent_since: float | None = None
         self._silence_reported = False
         self._refusal_reported = False
@@ -217,6 +220,9 @@ class Reconciler:
     def _looked_up(self, submit: journal.Submit) -> None:
         """Record whether the queue has a job whose submit got no answer."""
         state, registry = self.state, self.state.registry
+        if submit.kind == "scheduler":
+            self._scheduler_looked_up(submit)
+            return
         job = registry.jobs.get(submit.name) or registry.worker_job(submit.name, registry.group(submit.group))
         if not isinstance(job, WorkerJob):
             return
@@ -233,6 +239,18 @@ class Reconciler:
             job.drain(Drain.UNWANTED, begun=False)
             self.drainer.go_on()
         self.submitter.detach_when_complete()
+
+    def _scheduler_looked_up(self, submit: journal.Submit) -> None:
+        """Record whether the queue has a scheduler job whose submit got no answer; cancel it if it comes too late."""
+        state, job = self.state, self.state.registry.jobs.get(submit.name)
+        if submit.job_id is None:
+            if job is not None:
+                state.registry.remove(job)
+        elif job is not None and state.scheduler is not None and job in state.scheduler.entries:
+            job.record_id(submit.job_id)
+        else:
+            state.messages.log(f"scheduler job {submit.job_id} ({submit.name}) comes too late, and is cancelled")
+            state.spawn(state.dispatcher.cancel([submit.job_id]))
 
     async def refresh(self) -> None:
         """Query the scheduler for its workers and their load.
@@ -320,7 +338,20 @@ class Reconciler:
             report = stopped
         else:  # record it before this program cancels the other jobs
             dispatcher.note_ends({job.name: job.job_id for job in scheduler.entries})
+            if self.restarts is not None and not (why := self.restarts.why_not()):
+                self._restart_scheduler()
+                return
+            if self.restarts is not None:
+                report = report.replace("\n", f". It is not restarted, because {why}\n", 1)
         await self.fail(report)
+
+    def _restart_scheduler(self) -> None:
+        """Submit another scheduler job, and let the worker jobs wait for it."""
+        assert self.restarts is not None and self.state.scheduler is not None
+        report = self.state.scheduler.loss_report(self.state.name, restarts=True)
+        self.state.messages.warn(report)
+        self.state.notify("restarted", report)
+        self.restarts.begin(report, self.fail)
 
     def _stopped(self) -> str:
         """Return a message if another program has stopped the cluster; empty otherwise."""
@@ -474,7 +505,7 @@ class Reconciler:
             self._act(group, of_group.actions)
         if state.managed and decided:
             self.submitter.submit_planned()
-        if state.client is None and any(of_group.actions for of_group in decided):
+        if state.client is None and not state.phase.restarting and any(of_group.actions for of_group in decided):
             # no other decision comes before the scheduler answers, and the recorded reason is older than the actions
             self.decide()
 
@@ -483,11 +514,11 @@ class Reconciler:
         state, now = self.state, self.state.now
         if state.cancelling:
             return ObservedCluster(over=True, retry_at=0.0 if state.phase.closing else self._cancel_again_at)
-        if state.scheduler is None or not state.scheduler.submit_done:
+        if state.scheduler is None or not (state.scheduler.submit_done or state.phase.restarting):
             return ObservedCluster(submitted=False)
         for group in groups:
             self.lost_jobs.record_absent(group)
-        reachable = state.client is not None
+        reachable = state.client is not None or state.phase.restarting  # then no worker holds data
         never = {name for name in self._never if state.failures.unschedulable([name])}
         observed = [
             group.observed(
@@ -508,7 +539,7 @@ class Reconciler:
             if not state.managed:  # another program has taken the cluster over meanwhile
                 return
             if isinstance(action, Submit):
-                for _ in range(action.jobs):
+                for _ in range(0 if state.phase.restarting else action.jobs):  # the next scheduler comes first
                     state.registry.plan(group)
                 continue
             if action.log:

@@ -35,8 +35,9 @@ from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.jobs.worker_group import WorkerGroup
 from hpcgpu.manager.periodic_tasks import Periodic
 from hpcgpu.manager.reconciler import Reconciler
+from hpcgpu.manager.restart_scheduler import next_name
 from hpcgpu.manager.take_over import attach, program
-from hpcgpu.options.shared_options_and_defaults import DEFAULT, Options, SchedulerOptions, WorkerOptions
+from hpcgpu.options.shared_options_and_defaults import DEFAULT, Options, WorkerOptions
 from hpcgpu.posix import full_disk, paths
 from hpcgpu.posix.filesystems import of_all_nodes
 from hpcgpu.posix.ownership import check_place
@@ -73,7 +74,9 @@ class Starter:
         """Return when the scheduler can be reached."""
         state = self.reconciler.state
         if state.ownership.attached:
-            await attach(state, self._scheduler_job())
+            await attach(state, ended := self.scheduler_job(f"{state.name}-scheduler"))
+            if ended.lost_too_early:
+                await self._submit_next(ended)
             self.reconciler.restore(state.dispatcher.directory.wanted())
             self.reconciler.drainer.go_on()
         else:
@@ -141,7 +144,7 @@ class Starter:
         if self.options.scheduler is None:
             state.scheduler = InProcessScheduler(self.options, self.security, state.dispatcher.directory)
         else:
-            job = self._scheduler_job()
+            job = self.scheduler_job(f"{self.reconciler.state.name}-scheduler")
             state.registry.add(job)
             state.scheduler = job
         await state.scheduler.submit()
@@ -150,13 +153,28 @@ class Starter:
         for entry in state.scheduler.entries:
             state.messages.log(f"submitted scheduler job {entry.job_id}")
 
-    def _scheduler_job(self) -> SchedulerJob:
+    async def _submit_next(self, ended: SchedulerJob) -> None:
+        """Submit another scheduler job of a cluster that this program takes over without one."""
+        state = self.reconciler.state
+        state.messages.log(report := ended.loss_report(state.name, restarts=True))
+        with suppress(ClusterWarning):  # under `-W error` as well
+            warn(report)
+        job = self.scheduler_job(next_name(state))
+        state.registry.add(job)
+        state.scheduler = job
+        state.restarted.append(state.now)
+        await job.submit()
+        state.messages.log(f"submitted scheduler job {job.job_id}")
+
+    def scheduler_job(self, name: str) -> SchedulerJob:
+        """Return a job of the scheduler, with this name."""
         state = self.reconciler.state
         script = state.dispatcher.directory.path / render.script_name(self.options.system, "scheduler")
-        name = f"{state.name}-scheduler"
         gpus = self.options.scheduler.gpus_per_node if self.options.scheduler is not None else 0
         timeout = self.options.worker.death_timeout
-        return SchedulerJob(state.dispatcher, script, name, state.registry.logs, timeout, gpus)
+        job = SchedulerJob(state.dispatcher, script, name, state.registry.logs, timeout, gpus)
+        job.restarts = self.options.cluster.on_scheduler_end == "restart"
+        return job
 
 
 def check(options: Options) -> None:
@@ -174,6 +192,11 @@ def check(options: Options) -> None:
             "scheduler='local' does not work with shutdown_on_close=False or with `hpcgpu start`: the scheduler runs "
             "in this program and ends with it. Leave scheduler out, so that the scheduler gets a job"
         )
+    if options.scheduler is None and options.cluster.on_scheduler_end == "restart":
+        raise OptionError(
+            "scheduler='local' does not work with on_scheduler_end='restart': the scheduler runs in this program and "
+            "ends with it. Leave scheduler out, so that the scheduler gets a job"
+        )
     if options.scheduler is None and options.worker.interface:
         if problem := interface_addresses.missing(options.worker.interface, interface_addresses.addresses()):
             raise OptionError(f"scheduler='local': {problem}")
@@ -188,11 +211,12 @@ def warn_of_options(options: Options) -> None:
         )
     for warning in ucx_settings.warnings(options.worker):
         warn(warning)
-    warn_of_end(options.scheduler, options.worker)
+    warn_of_end(options, options.worker)
 
 
-def warn_of_end(scheduler: SchedulerOptions | None, worker: WorkerOptions) -> None:
-    """Warn if the walltime of the scheduler job is shorter than that of worker jobs."""
+def warn_of_end(options: Options, worker: WorkerOptions) -> None:
+    """Warn if the walltime of the scheduler job is shorter than that of worker jobs, and ends the cluster."""
+    scheduler = options.scheduler if options.cluster.on_scheduler_end == "end" else None
     if scheduler is None or scheduler.walltime is None or worker.walltime is None:
         return
     if scheduler.walltime >= worker.walltime:

@@ -112,7 +112,10 @@ async def attach(state: ClusterState, scheduler: SchedulerJob) -> None:
     await dispatcher.poll()
     if dispatcher.monitor.error:
         raise BatchUnavailable(dispatcher.monitor.error)
+    last = next((job_id for job_id, submit in reversed(jobs.items()) if submit.kind == "scheduler"), None)
     for job_id, submit in jobs.items():
+        if submit.kind == "scheduler" and job_id != last:  # it was restarted
+            continue
         if submit.kind == "scheduler":
             scheduler.record_id(job_id)
             scheduler.name = submit.name
@@ -151,6 +154,8 @@ async def _check(state: ClusterState, scheduler: SchedulerJob, directory: Cluste
             f"cluster {state.name} cannot be taken over: its journal in {directory.path} does not name its "
             f"scheduler job. `hpcgpu stop {directory.in_shell}` ends it"
         )
+    if state.scheduler is not None and scheduler.lost_too_early:
+        return
     if state.scheduler is None or scheduler.ended:
         await in_thread(state.dispatcher.cancel_all, CLOSE_TIMEOUT)
         what = scheduler.failure_report() if state.scheduler is not None else "it has no scheduler job"

@@ -168,6 +168,8 @@ async def _ready(state: ClusterState) -> int:
 
 def _why_not_there(state: ClusterState, missing: Collection[WorkerJob]) -> str:
     """Return why workers are missing: the state of their jobs, and what prevents further jobs."""
+    if state.phase.restarting and state.scheduler is not None:
+        return f"the next scheduler is not there yet: {what_jobs_wait_for(state, state.scheduler.entries)}"
     kept_out = [group.reason for group in state.registry.groups.values() if group.short or not missing]
     return "; ".join([what_jobs_wait_for(state, missing), *kept_out] if missing else kept_out)
 

@@ -358,6 +358,18 @@ class ClusterOptions:
         parse=values.natural,
         doc="How many failed worker jobs in a row are replaced. After one more failure the cluster pauses and warns.",
     )
+    on_scheduler_end: str = option(
+        "end",
+        parse=values.choice("end", "restart"),
+        doc="What happens when the scheduler job ends too early: its walltime, a failed node, too little memory, "
+        "preemption. 'end' ends the cluster. 'restart' submits another scheduler job; the worker jobs stay and wait "
+        "for it. Results that only the workers had are lost in any case.",
+    )
+    restart_wait: float | None = option(
+        parse=values.duration,
+        doc="How long a worker job waits for another scheduler with on_scheduler_end='restart', seconds or '30m'. "
+        "Default: as long as the job has waited in the queue itself, and at least death_timeout.",
+    )
     poll_interval: float = option(
         10.0,
         parse=values.duration,

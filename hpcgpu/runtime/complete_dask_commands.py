@@ -18,7 +18,7 @@ from hpcgpu.batch.cuda_visible_devices import VARIABLE
 from hpcgpu.errors import LaunchError
 from hpcgpu.fabric import collectives_interface, interface_addresses, protocol_and_interface, ucx_authentication
 from hpcgpu.posix import variables_of_this_process
-from hpcgpu.runtime import cpu_affinity, preemption
+from hpcgpu.runtime import cpu_affinity, next_scheduler, preemption
 from hpcgpu.runtime.before_walltime import Retirement
 from hpcgpu.runtime.scheduler_connection import wait_for_scheduler
 from hpcgpu.store.contact import Contact
@@ -41,7 +41,8 @@ def worker_command(
     importlib.import_module("hpcgpu.runtime.results_in_host_memory").register()  # nannies answer clients too
     if arguments.gpus:
         cpu_affinity.correct_device_index()
-    contact = wait_for_scheduler(directory, batch, arguments.timeout)
+    restart_wait = next_scheduler.restart_wait(arguments, directory, own)
+    contact = wait_for_scheduler(directory, batch, arguments.timeout, restart_wait)
     ClusterDirectory.existing(directory.path)  # the wait may have been long
     interface = agreed_interface(contact, arguments.protocol, arguments.interface)
     # The user's own Dask configuration may have a lifetime for other clusters.
@@ -62,6 +63,10 @@ def worker_command(
     )
     # if the scheduler is in the same job, no other job can take over the work: the workers stay until the end
     alone = contact.job_id == own.job_id
+    if alone:
+        arguments.restart_wait = None
+    elif restart_wait is not None:
+        next_scheduler.watch(directory, contact.workers)
     if not alone:
         retirement.begin()
     if own.warned:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import functools
 import importlib
 import os
 import shlex
@@ -23,7 +24,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcgpu.batch import batch_system
@@ -31,9 +32,9 @@ from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.cuda_visible_devices import VARIABLE
 from hpcgpu.errors import Damaged, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric.node_gpus import gpus_on_node
-from hpcgpu.runtime import forkserver, preemption, stage
+from hpcgpu.runtime import forkserver, next_scheduler, preemption, stage
 from hpcgpu.runtime.complete_dask_commands import scheduler_command, worker_command, worker_program
-from hpcgpu.runtime.credentials_of_job import remove_secrets
+from hpcgpu.runtime.credentials_of_job import exit_code, remove_secrets
 from hpcgpu.runtime.end_without_directory import watch_directory
 from hpcgpu.runtime.gpus_of_job import visible_gpus
 from hpcgpu.runtime.import_from_working_directory import import_from_working_directory
@@ -49,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
     """Check the job, complete the Dask command, and become it."""
     faulthandler.enable()  # else a crash in a library leaves no line in the log of the job
     stage.release_at_exit()
-    arguments = _parse(argv)
+    arguments, environment = _parse(argv), dict(os.environ)
     at_end = contextlib.ExitStack()
     try:
         command, place = prepare(arguments, at_end)
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
         flush=True,
     )
     try:
-        become(command, place, at_end)
+        become(command, place, at_end, functools.partial(_afterwards, arguments, environment, command))
     except Exception:  # Dask does not name a missing file
         if not removed_directory.missing(arguments.directory):
             raise
@@ -112,10 +113,17 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
         return command, place
     check_alone(directory, own.job_id)
     watch_directory(directory)
-    at_end.callback(remove_secrets, directory, directory.token(), own.job_id)
+    at_end.callback(remove_secrets, directory, directory.token(), own.job_id, restarts=arguments.restarts)
     command = scheduler_command(arguments, directory, own)
     guard_dashboard()
     return command, place
+
+
+def _afterwards(arguments: argparse.Namespace, environment: Mapping[str, str], command: Sequence[str]) -> int:
+    """Return the exit code of a job whose Dask has ended, unless this worker job goes on with another scheduler."""
+    if arguments.kind == "worker":
+        next_scheduler.start_again(arguments, environment, command[-1])
+    return exit_code() if arguments.restarts else 0
 
 
 def open_directory(path: Path) -> ClusterDirectory:
@@ -181,6 +189,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     job_arguments(parser)
     parser.add_argument("--nodes", type=int, default=1, help="nodes of the job")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait for the scheduler")
+    parser.add_argument(
+        "--restart-wait", type=float, help="seconds to wait for a scheduler that is restarted; 0: as the job has waited"
+    )
+    parser.add_argument("--restarts", action="store_true", help="another scheduler job follows if this one is ended")
     parser.add_argument("--walltime", type=float, help="seconds that the job requests")
     parser.add_argument(
         "--walltime-margin", type=float, help="seconds before the end of the walltime at which workers retire"

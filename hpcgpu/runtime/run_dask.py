@@ -10,15 +10,22 @@ import logging
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 from hpcgpu.runtime import scratch, stage
 
+#: The least exit code of a process that a signal has ended.
+_SIGNALLED = 128
 
-def become(command: Sequence[str], place: Path, at_end: contextlib.ExitStack) -> None:
-    """Run ``python -m MODULE ARGUMENTS`` in this process, then the functions in `at_end`.
+
+def become(
+    command: Sequence[str], place: Path, at_end: contextlib.ExitStack, afterwards: Callable[[], int] = lambda: 0
+) -> None:
+    """Run ``python -m MODULE ARGUMENTS`` in this process, then the functions in `at_end`, and then `afterwards`.
+
+    `afterwards` returns the exit code if Dask has not failed. It is not called if a second signal has ended Dask.
 
     The process gets a fresh directory for temporary files in `place`.
 
@@ -35,17 +42,22 @@ def become(command: Sequence[str], place: Path, at_end: contextlib.ExitStack) ->
         for transport in ("tls_connections", "authenticated_tcp"):
             importlib.import_module(f"hpcgpu.fabric.{transport}").install()
         sys.argv = [module, *arguments]
+        failure: SystemExit | Exception | None = None
         try:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
-        except SystemExit as end:
-            if end.code not in (None, 0) or not _speaks_ucx(arguments):
-                raise
+        except (SystemExit, Exception) as error:
+            failure = error
+    ended = failure.code if isinstance(failure, SystemExit) else None
+    code = 0 if isinstance(ended, int) and ended > _SIGNALLED else afterwards()
+    if failure is not None and not (isinstance(failure, SystemExit) and ended in (None, 0)):
+        raise failure
     if _speaks_ucx(arguments):
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
         stage.release()
-        os._exit(0)
+        os._exit(code)
+    sys.exit(code)
 
 
 def _speaks_ucx(arguments: Sequence[str]) -> bool:

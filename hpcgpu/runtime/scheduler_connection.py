@@ -22,6 +22,7 @@ from hpcgpu.batch.reasons import OWN_CANCEL, cancel_of_ours, explain
 from hpcgpu.errors import BatchError, CertificateError, LaunchError
 from hpcgpu.fabric import certificate_errors
 from hpcgpu.posix.full_disk import file_error
+from hpcgpu.scaling.scheduler_restarts import ended_too_early
 from hpcgpu.store import certificates_and_keys
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 #: Least seconds without a contact before a worker job's first poll for the scheduler job; and its poll interval. A
 #: thousand worker jobs may start together, so their first polls are spread over one interval.
 FIRST_POLL, _POLL_INTERVAL = 15.0, 60.0
+#: How much longer the intervals are while a job waits for a scheduler that is restarted, perhaps for hours.
+_LONG_WAIT = 5.0
 #: Seconds after which a scheduler job that the queue does not list counts as ended, at the second poll.
 _GRACE = 45.0
 
@@ -120,6 +123,8 @@ class SchedulerWatch:
     cadence : Cadence, optional
     before : callable, optional
         Called before each poll. It raises `BatchError` if the queue must not be polled.
+    job_id : str, optional
+        The scheduler job. The default is the last one.
     """
 
     def __init__(
@@ -128,10 +133,13 @@ class SchedulerWatch:
         batch: BatchSystem,
         cadence: Cadence | None = None,
         before: Callable[[], None] = lambda: None,
+        *,
+        job_id: str = "",
     ) -> None:
         self.directory = directory
         self.monitor = Monitor(batch, cadence=cadence or Cadence(), grace=_GRACE)
         self._before = before
+        self._job_id = job_id
 
     @property
     def error(self) -> str:
@@ -146,7 +154,9 @@ class SchedulerWatch:
         A job that is presumed to have ended is `JobState.FAILED`, with the reason: see
         `hpcgpu.batch.queue_monitor.presumed_ended`.
         """
-        submit = next((s for s in self.directory.submits() if s.kind == "scheduler" and not s.refused), None)
+        submits = [s for s in self.directory.submits() if s.kind == "scheduler" and not s.refused]
+        submits = [s for s in submits if s.job_id == self._job_id] or submits
+        submit = submits[-1] if submits else None  # others were restarted
         if submit is None or submit.job_id is None:
             return None
         if submit.job_id not in self.monitor.views:
@@ -163,8 +173,19 @@ class SchedulerWatch:
         return view.status if view.polled and not self.error else None
 
 
-def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, timeout: float) -> Contact:
+def wait_for_scheduler(
+    directory: ClusterDirectory, batch: BatchSystem, timeout: float, restart_wait: float | None = None
+) -> Contact:
     """Wait until the scheduler answers; fail as soon as it can no longer start.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    batch : BatchSystem
+    timeout : float
+        Seconds that a scheduler may take.
+    restart_wait : float, optional
+        Seconds to wait for another scheduler if the scheduler job ends too early. None: there will be no other one.
 
     Raises
     ------
@@ -173,9 +194,12 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, timeout:
     """
     began = time.monotonic()
     first = began + FIRST_POLL + random.random() * _POLL_INTERVAL
-    watch = SchedulerWatch(directory, batch, Cadence(_POLL_INTERVAL, next_poll=first))
-    pause, reported = 0.1, ""
+    interval = _POLL_INTERVAL if restart_wait is None else _LONG_WAIT * _POLL_INTERVAL
+    watch = SchedulerWatch(directory, batch, Cadence(interval, next_poll=first))
+    pause, longest, reported = 0.1, 1.0, ""
     while True:
+        if restart_wait is not None and directory.closing:
+            raise LaunchError(f"the cluster in {directory.path} is closed: this job ends")
         contact = directory.contact()
         try:
             if contact is not None and answers(contact, directory):
@@ -189,16 +213,17 @@ def wait_for_scheduler(directory: ClusterDirectory, batch: BatchSystem, timeout:
             print(
                 f"hpcgpu: cannot query the queue about the scheduler job: {reported}" * bool(reported), file=sys.stderr
             )
+        if restart_wait is not None and status is not None and ended_too_early(status.state):
+            status, timeout, longest = None, max(timeout, restart_wait), _LONG_WAIT
         if status is not None and status.state.ended:
             own = cancel_of_ours(status.state, decided=False, ended=status.end, over=directory.ended_at())
             why = OWN_CANCEL if own else explain(status, kind="scheduler")
             raise LaunchError(f"the scheduler job {status.job_id} has ended ({why}): this worker job ends too")
         if now - began > timeout:
-            raise LaunchError(
-                f"no scheduler answered within {timeout:g} s (death_timeout): {_silence(contact, directory)}"
-            )
+            option = "restart_wait" if timeout == restart_wait else "death_timeout"
+            raise LaunchError(f"no scheduler answered within {timeout:g} s ({option}): {_silence(contact, directory)}")
         time.sleep(pause)
-        pause = min(1.0, pause * 1.2)
+        pause = min(longest, pause * 1.2)
 
 
 def unreachable(scheduler: str, error: Exception) -> str:

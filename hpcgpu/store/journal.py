@@ -196,7 +196,7 @@ class Journal(Files):
             elif record["event"] == "submitted":
                 name = record["name"]
                 if name not in jobs:  # the line of its intent is damaged, but the job exists
-                    kind = "scheduler" if name.endswith("-scheduler") else "worker"
+                    kind = "scheduler" if re.search("-scheduler[0-9]*$", name) else "worker"
                     jobs[name] = Submit(name, kind, time=record.get("time", 0.0))
                 jobs[name].job_id, jobs[name].refused = record["id"], False
             elif record["event"] in ("closing", "closed"):

@@ -250,3 +250,36 @@ async def test_a_client_whose_scheduler_closes_waits_until_hpcgpu_says_why(monke
     results.cancel()
     await client._close(fast=True)
     await scheduler.close()
+
+
+@canary
+async def test_a_client_goes_on_with_another_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_reconnect", "_handle_report", "_gather_remote"):  # put back at the end
+        monkeypatch.setattr(Client, name, getattr(Client, name))
+    follows = asyncio.Event()
+
+    async def why() -> str:
+        return "job 7 was preempted"
+
+    async def next_address() -> str:
+        await follows.wait()
+        return str(second.address)
+
+    first = await Scheduler(port=0, host="127.0.0.1", dashboard=False)
+    lost_scheduler.explain_loss(first.address, why)
+    lost_scheduler.follow(first.address, next_address)
+    async with (
+        Scheduler(port=0, host="127.0.0.1", dashboard=False) as second,
+        Client(first.address, asynchronous=True, set_as_default=False) as client,
+    ):
+        lost = client.submit(abs, -1)
+        client.scheduler_comm.comm.abort()
+        with pytest.raises(FutureCancelledError, match="job 7 was preempted"):
+            await asyncio.wait_for(lost.result(), TIMEOUT)
+        early = client.submit(abs, -2)
+        follows.set()
+        async with Worker(second.address, nthreads=1, dashboard=False):
+            assert await asyncio.wait_for(early.result(), TIMEOUT) == 2, "what was submitted meanwhile"
+            assert await asyncio.wait_for(client.submit(abs, -3).result(), TIMEOUT) == 3
+            assert (await client.scheduler.identity())["address"] == second.address
+    await first.close()

@@ -186,6 +186,14 @@ USES: tuple[Use, ...] = (
         "test_a_client_shows_the_link_of_the_property_that_hpcgpu_replaces",
     ),
     _client("_reconnect", "asks why the scheduler is gone, before a client cancels what it waits for"),
+    Use(
+        "distributed.client.Client.scheduler",
+        "distributed",
+        Kind.REPLACED,
+        "leads a client to the next scheduler of its cluster",
+        ("hpcgpu.client.lost_scheduler",),
+        "test_a_client_goes_on_with_another_scheduler",
+    ),
     _client("_handle_report", "ends when the scheduler closes the connection of a client"),
     _client("_gather_remote", "asks why the scheduler is gone where a client fetches results from it"),
     *[

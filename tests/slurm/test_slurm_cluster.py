@@ -15,6 +15,7 @@ import pytest
 from bed import SlurmBed
 from bed import call as bed_call
 from distributed import Client
+from distributed.client import FutureCancelledError
 
 import hpcgpu
 from hpcgpu import ClusterError, SlurmGPUCluster
@@ -298,6 +299,24 @@ def test_a_controller_that_is_away_costs_no_job(bed: SlurmBed, until: Until) -> 
             bed.start_controller()
         until(lambda: answers(cluster), "a poll succeeds", timeout=250)
         assert [job.state for job in cluster.jobs] == ["running", "running"]
+
+
+@pytest.mark.shows("A scheduler job that ends too early, and is restarted")
+def test_worker_jobs_outlive_the_walltime_of_the_scheduler_job(bed: SlurmBed, until: Until) -> None:
+    options = SMALL | {"nodes_per_job": 2, "scheduler": SMALL["scheduler"] | {"walltime": "1m"}}
+    with SlurmGPUCluster(**options, jobs=1, on_scheduler_end="restart") as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(2)
+        workers = {job.id for job in cluster.jobs if job.kind == "worker"}
+        lost = client.submit(abs, -1, workers=["nowhere"])
+        with (
+            told("the scheduler of cluster .* is gone and another one is started.* timeout: it reached the end of its"),
+            pytest.raises(FutureCancelledError, match="timeout: it reached the end of its walltime"),
+        ):
+            lost.result(timeout=250)
+        assert client.submit(pow, 2, 5).result(timeout=250) == 32
+        cluster.wait_for_workers(2)
+        assert {job.id for job in cluster.jobs if job.kind == "worker"} == workers, "no worker job was submitted again"
+        assert in_queue(bed) == [f"{cluster.name}-0", f"{cluster.name}-scheduler2"]
 
 
 def test_a_cluster_whose_scheduler_job_was_suspended_works_on(bed: SlurmBed, until: Until) -> None:

@@ -53,6 +53,7 @@ from hpcgpu.runtime import (
     credentials_of_job,
     forkserver,
     launch,
+    next_scheduler,
     preemption,
     scheduler_connection,
     single_job,
@@ -251,6 +252,86 @@ def test_a_worker_whose_scheduler_job_is_gone_gives_up(
     with pytest.raises(LaunchError, match=r"the scheduler job 17 has ended .*this worker job ends too"):
         wait_for_scheduler(directory, Gone(), timeout=300)
     assert 60 <= clock.now - began < 250, "after the grace period, not after the timeout"
+
+
+class Ended(Gone):
+    """A queue that reports how a scheduler job has ended."""
+
+    def __init__(self, state: JobState) -> None:
+        self.state = state
+
+    def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+        return {id_: JobStatus(job_id=id_, state=self.state, name="demo-scheduler", reason="") for id_ in job_ids}
+
+
+@pytest.mark.parametrize(
+    ("state", "words", "longest"),
+    [
+        (JobState.TIMEOUT, r"no scheduler answered within 900 s \(restart_wait\)", 915),
+        (JobState.NODE_FAIL, r"no scheduler answered within 900 s \(restart_wait\)", 915),
+        (JobState.CANCELLED, "the scheduler job 17 has ended", 700),
+        (JobState.COMPLETED, "the scheduler job 17 has ended", 700),
+    ],
+)
+def test_a_worker_waits_for_a_scheduler_that_is_restarted_and_no_longer_than_it_may(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, state: JobState, words: str, longest: float
+) -> None:
+    clock = Clock()
+    began = clock.now
+    monkeypatch.setattr(scheduler_connection, "time", clock)
+    directory.intend("demo-scheduler", "scheduler")
+    directory.submitted("demo-scheduler", "17")
+    with pytest.raises(LaunchError, match=words):
+        wait_for_scheduler(directory, Ended(state), timeout=600, restart_wait=900)
+    assert clock.now - began < longest
+
+
+def test_a_worker_waits_for_the_last_scheduler_job(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polled: list[str] = []
+
+    class Queue(Ended):
+        def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
+            polled.extend(job_ids)
+            return super().poll(job_ids)
+
+    clock = Clock()
+    monkeypatch.setattr(scheduler_connection, "time", clock)
+    for name, job_id in (("demo-scheduler", "17"), ("demo-scheduler2", "18")):
+        directory.intend(name, "scheduler")
+        directory.submitted(name, job_id)
+    with pytest.raises(LaunchError):
+        wait_for_scheduler(directory, Queue(JobState.TIMEOUT), timeout=300, restart_wait=300)
+    assert set(polled) == {"18"}
+
+
+def test_a_worker_that_waits_for_a_scheduler_ends_with_its_cluster(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.begin_close()
+    with pytest.raises(LaunchError, match="is closed: this job ends"):
+        wait_for_scheduler(directory, Gone(), timeout=300, restart_wait=300)
+
+
+def test_workers_end_when_their_cluster_has_another_scheduler(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+    signals: list[tuple[int, int]] = []
+    contacts = ["tcp://a:1", "", "tcp://b:1", "tcp://a:1", "tcp://b:1", "tcp://b:1", "tcp://b:1", "tcp://b:1"]
+
+    def sleep(seconds: float) -> None:
+        looks.append(contacts[len(looks)])
+        address = looks[-1]
+        contact = Contact(token=directory.token(), job_id="2", workers=address, client=address)
+        directory.publish(contact) if address else directory.withdraw()
+
+    monkeypatch.setattr(next_scheduler.time, "sleep", sleep)
+    monkeypatch.setattr(next_scheduler.os, "kill", lambda *sent: signals.append(sent))
+    next_scheduler._watch(directory, "tcp://a:1")
+    assert signals == [(os.getpid(), signal.SIGTERM)]
+    assert looks == contacts[:7], "after three looks in a row that show the other one"
 
 
 def test_the_state_of_a_scheduler_job_is_not_known_while_the_queue_does_not_answer(
@@ -753,6 +834,7 @@ def worker(own: OwnJob, directory: ClusterDirectory, *, nodes: int = 1, gpus: in
         protocol="tcp",
         interface=None,
         timeout=1.0,
+        restart_wait=None,
         walltime=3600.0,
         walltime_margin=60.0,
         command=["dask"],
@@ -1286,11 +1368,13 @@ def test_a_filesystem_that_fails_is_no_end_of_the_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     directory = create_directory.claim(tmp_path / "demo", None)
-    assert start_again._look(directory) is ConnectionResult.REFUSED, "there certainly is no contact"
+    assert start_again._look(directory, "tls://127.0.0.1:1") is ConnectionResult.REFUSED, (
+        "there certainly is no contact"
+    )
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"tls://127.0.0.1:{listening.getsockname()[1]}"
         directory.publish(Contact(token=directory.token(), job_id="1", workers=address, client=address))
-        assert start_again._look(directory) is ConnectionResult.ACCEPTED
+        assert start_again._look(directory, address) is ConnectionResult.ACCEPTED
         read = checked_files.read
 
         def fails(path: Path, *arguments: Any, **options: Any) -> bytes:
@@ -1299,6 +1383,7 @@ def test_a_filesystem_that_fails_is_no_end_of_the_scheduler(
             return read(path, *arguments, **options)
 
         monkeypatch.setattr(checked_files, "read", fails)
-        assert start_again._look(directory) is ConnectionResult.SILENT
+        assert start_again._look(directory, address) is ConnectionResult.SILENT
         monkeypatch.undo()
-    assert start_again._look(directory) is ConnectionResult.REFUSED
+        assert start_again._look(directory, "tls://127.0.0.1:1") is ConnectionResult.REFUSED, "this one has ended"
+    assert start_again._look(directory, address) is ConnectionResult.REFUSED

@@ -1,0 +1,115 @@
+"""What a worker job does when its scheduler has ended: it starts again, and waits for the next scheduler.
+
+It does so with ``on_scheduler_end="restart"`` only. The workers have ended then, and the job keeps its GPUs. The first
+step of the job begins anew in the same process, so that all that depends on the scheduler is chosen anew: protocol,
+interface, credentials.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from hpcgpu.batch.base import OwnJob
+from hpcgpu.display.counts_and_durations import counted, duration
+from hpcgpu.errors import HpcgpuError
+from hpcgpu.runtime import stage
+from hpcgpu.runtime.scheduler_connection import ConnectionResult, probe
+from hpcgpu.store.directory import ClusterDirectory
+
+#: Seconds between two looks at the contact, and how many must show another scheduler.
+_INTERVAL, _LOOKS = 10.0, 3
+#: Is set for workers whose job goes on if their scheduler ends.
+RESTARTS = "HPCGPU_SCHEDULER_RESTARTS"
+#: Is set when the workers of this job have lost their scheduler.
+_LOST = "HPCGPU_SCHEDULER_LOST"
+
+
+def restart_wait(arguments: argparse.Namespace, directory: ClusterDirectory, own: OwnJob) -> float | None:
+    """Return how many seconds this job waits for a scheduler that is restarted; None if it is not restarted.
+
+    By default it is the time for which the job has waited in the queue: another job would wait as long.
+    """
+    wait: float | None = arguments.restart_wait
+    if wait == 0:
+        began = psutil.Process().create_time()
+        submitted = next((submit.time for submit in directory.submits() if submit.job_id == own.job_id), began)
+        wait = max(float(arguments.timeout), began - submitted)
+    if wait is not None:
+        os.environ[RESTARTS] = "1"
+    if wait is not None and os.environ.pop(_LOST, ""):
+        with suppress(ChildProcessError):  # processes of the earlier workers
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        gpus = f"keeps its {counted(arguments.gpus, 'GPU')} and " if arguments.gpus else ""
+        text = f"hpcgpu: this job {gpus}waits for another scheduler, {duration(wait)} at most (restart_wait)"
+        print(text, file=sys.stderr, flush=True)
+        arguments.timeout = wait
+    return wait
+
+
+def watch(directory: ClusterDirectory, address: str) -> None:
+    """End the workers of this process when the cluster has another scheduler than this one: they may still start.
+
+    A worker that has not connected yet would try to for `death_timeout`.
+    """
+    threading.Thread(target=_watch, args=(directory, address), name="hpcgpu-scheduler", daemon=True).start()
+
+
+def _watch(directory: ClusterDirectory, address: str) -> None:
+    others = 0
+    while others < _LOOKS:
+        time.sleep(_INTERVAL)
+        contact = directory.contact()
+        others = others + 1 if contact is not None and contact.workers != address else 0
+    print("hpcgpu: the cluster has another scheduler: the workers of this job end", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def start_again(arguments: argparse.Namespace, environment: Mapping[str, str], address: str) -> None:
+    """Begin the first step of this worker job anew if its scheduler has ended and another one follows.
+
+    Parameters
+    ----------
+    arguments : argparse.Namespace
+        Of the first step.
+    environment : mapping of str to str
+        The environment in which the first step began.
+    address : str
+        The scheduler that the workers had.
+    """
+    if arguments.restart_wait is not None and _follows(arguments.directory, address):
+        print(
+            "hpcgpu: the scheduler has ended, and the first step of this job begins anew", file=sys.stderr, flush=True
+        )
+        sys.stdout.flush()
+        kept = {0, 1, 2, *stage.lock()}
+        for opened in Path("/proc/self/fd").iterdir():  # UCX's would stay open
+            with suppress(OSError):
+                os.set_inheritable(int(opened.name), int(opened.name) in kept)
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**environment, _LOST: "1"})
+
+
+def _follows(path: Path, address: str) -> bool:
+    """Whether the scheduler of this address has ended, and its cluster has not."""
+    try:
+        directory = ClusterDirectory.existing(path)
+        if directory.closing or (directory.encrypted and not directory.tls.is_dir()):
+            return False
+        contact, manager = directory.certain_contact(), directory.manager()
+    except HpcgpuError:
+        return False
+    except (OSError, ValueError):  # a filesystem that fails for a moment proves nothing
+        return True
+    if manager is None or manager.left:  # nobody submits another one
+        return False
+    return contact is None or contact.workers != address or probe(contact) is not ConnectionResult.ACCEPTED

@@ -1,0 +1,299 @@
+"""The scheduler job ends too early, and the cluster goes on with another one: `on_scheduler_end="restart"`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from distributed import Client
+from distributed.client import FutureCancelledError
+from fake_pbs import Site
+
+import hpcgpu
+from hpcgpu import ClusterError, LocalGPUCluster, OptionError, PBSGPUCluster
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster.gpucluster import GPUCluster
+from hpcgpu.existing_clusters.lookup import locate
+from tests.conftest import live, told
+from tests.helpers import CPU, GPU, messages, waits_for_file
+from tests.helpers import hpcgpu as command_line
+
+pytestmark = pytest.mark.shows("A scheduler job that ends too early, and is restarted")
+
+Until = Callable[..., None]
+
+RESTART = CPU | {"on_scheduler_end": "restart"}
+GONE = "the scheduler of cluster demo is gone and another one is started"
+
+
+def end_scheduler(client: Client, signum: int) -> None:
+    """End the process of the scheduler, as its node, its limit of memory or its walltime does."""
+    os.kill(client.run_on_scheduler(os.getpid), signum)
+
+
+@pytest.mark.usefixtures("fake_gpus")
+@pytest.mark.parametrize(
+    ("options", "signum"),
+    [
+        (CPU | {"jobs": 2}, signal.SIGKILL),
+        (CPU | {"jobs": 2, "security": False}, signal.SIGTERM),
+        (GPU | {"jobs": 1, "protocol": "ucx", "scheduler": {"gpus_per_node": 1}}, signal.SIGTERM),
+        (
+            GPU | {"jobs": 1, "protocol": "ucx", "worker_start": "spawn", "scheduler": {"gpus_per_node": 1}},
+            signal.SIGKILL,
+        ),
+    ],
+    ids=["tls-killed", "insecure-ended", "ucx-ended", "ucx-spawned-killed"],
+)
+@pytest.mark.filterwarnings("ignore:security=False")
+def test_worker_jobs_stay_when_the_scheduler_is_restarted(
+    queue: LocalQueue, home: Path, until: Until, options: dict[str, object], signum: int
+) -> None:
+    with LocalGPUCluster(name="demo", **options, on_scheduler_end="restart") as cluster:
+        workers = len(cluster.plan)
+        cluster.wait_for_workers(workers)
+        before = live(queue)
+        with cluster.get_client() as client, hpcgpu.connect("demo", quiet=True, set_as_default=False) as other:
+            lost = [one.submit(waits_for_file, str(home)) for one in (client, other)]
+            until(lambda: any(client.processing().values()), "it runs")
+            with told(GONE):
+                end_scheduler(client, signum)
+                for future in lost:  # at once, also in a program that does not manage the cluster
+                    with pytest.raises(FutureCancelledError, match=GONE):
+                        future.result(timeout=60)
+            early = client.submit(pow, 2, 5)
+            cluster.wait_for_workers(workers)
+            assert early.result() == 32, "what is submitted meanwhile waits for the next scheduler"
+            assert client.gather(client.map(str, range(4))) == ["0", "1", "2", "3"], "the same client continues"
+            assert other.submit(pow, 3, 2).result() == 9, "in other programs, too"
+        assert set(before) - set(live(queue)) == {queue_id(cluster, "demo-scheduler")}, "the worker jobs stay"
+        running = [job.name for job in cluster.jobs if job.state == "running"]
+        assert running[:1] == ["demo-0"] and running[-1] == "demo-scheduler2"
+        assert "status=running" in repr(cluster)
+        assert cluster.scheduler_address in str(cluster.directory.contact())
+        bill = command_line("report", "demo").stdout
+        assert "demo-scheduler2" in bill or "5 jobs" in bill, bill
+    assert live(queue) == []
+
+
+def queue_id(cluster: GPUCluster, name: str) -> str:
+    """The id of a job, by its name."""
+    return next(str(submit.job_id) for submit in cluster.directory.submits() if submit.name == name)
+
+
+def test_a_pbs_job_of_two_nodes_stays_when_the_scheduler_is_restarted(fake_gpus: None, pbs: Site, until: Until) -> None:
+    options = GPU | {"nodes_per_job": 2, "on_scheduler_end": "restart"}
+    with PBSGPUCluster(name="demo", jobs=1, **options) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(4)
+        before = set(pbs.alive())
+        with told(GONE):
+            end_scheduler(client, signal.SIGKILL)
+            until(lambda: cluster.status.name != "running", "it is noticed")
+            assert client.submit(pow, 2, 5).result() == 32
+        cluster.wait_for_workers(4)
+        assert len(before & set(pbs.alive())) == 1 and len(pbs.alive()) == 2
+    assert pbs.alive() == {}
+
+
+def test_a_scheduler_that_somebody_cancels_ends_the_cluster(queue: LocalQueue) -> None:
+    with LocalGPUCluster(name="demo", jobs=1, **RESTART) as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers(1)
+        future = client.submit(time.sleep, 1000)
+        with told("the scheduler of cluster demo is gone, and its worker jobs are cancelled: .* It is not restarted"):
+            queue.cancel(queue.find("demo-scheduler"))
+            with pytest.raises(FutureCancelledError):
+                future.result(timeout=60)
+        with pytest.raises(ClusterError, match="It is not restarted, because it has ended as intended"):
+            cluster.wait_for_workers(1)
+    assert live(queue) == []
+
+
+def test_a_cluster_is_not_restarted_for_ever(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(name="demo", jobs=1, **RESTART) as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers(1)
+        for number in (2, 3, 4):
+            with told(GONE):
+                end_scheduler(client, signal.SIGKILL)
+                until(lambda: cluster.status.name != "running", "it is noticed")
+            assert client.submit(pow, 2, number).result() == 2**number
+            assert queue.find(f"demo-scheduler{number}")
+        with told("It is not restarted, because it was restarted 3 times within an hour"):
+            end_scheduler(client, signal.SIGKILL)
+            until(lambda: cluster.status.name == "failed", "it is lost")
+        until(lambda: live(queue) == [], "no job is left")
+
+
+@pytest.mark.parametrize("by", ["close", "stop", "interrupt"])
+def test_a_cluster_ends_while_its_next_scheduler_waits(
+    queue: LocalQueue, home: Path, tmp_path: Path, until: Until, by: str
+) -> None:
+    hold = tmp_path / "hold"
+    options = RESTART | {"scheduler": {"job_script_prologue": [f"while [ -e {hold} ]; do sleep 0.1; done"]}}
+    cluster = LocalGPUCluster(name="demo", jobs=1, **options)
+    with cluster.get_client() as client:
+        cluster.wait_for_workers(1)
+        hold.touch()
+        with told(GONE):
+            end_scheduler(client, signal.SIGKILL)
+            until(lambda: len(cluster.jobs) == 3, "another job is submitted")
+        [log] = cluster.directory.logs.glob("demo-0-*")
+        until(lambda: "waits for another scheduler" in log.read_text(), "its job waits")
+        reasons = {job.name: job.reason for job in cluster.jobs}
+        assert reasons["demo-0"] == "its workers have ended with the scheduler, and it waits for the next one"
+        with pytest.raises(TimeoutError) as waits:
+            cluster.wait_for_workers(1, timeout="1s")
+        assert "the next scheduler is not there yet: scheduler job " in "".join(waits.value.__notes__)
+        if by == "close":
+            cluster.scale(jobs=0)
+            until(lambda: "demo-0" not in live_names(cluster), "it ends without a scheduler")
+        else:
+            cluster.scale(jobs=2)
+        if by == "stop":
+            assert command_line("stop", "demo").returncode == 0
+        cluster.close()
+    assert live(queue) == []
+
+
+def test_a_new_client_waits_for_the_next_scheduler_and_jobs_that_end_meanwhile_are_replaced(
+    queue: LocalQueue, tmp_path: Path, until: Until
+) -> None:
+    hold = tmp_path / "hold"
+    options = RESTART | {"scheduler": {"job_script_prologue": [f"while [ -e {hold} ]; do sleep 0.1; done"]}}
+    with LocalGPUCluster(name="demo", jobs=2, **options) as cluster:
+        cluster.wait_for_workers(2)
+        with Client(cluster, set_as_default=False) as client, told(GONE):
+            hold.touch()
+            end_scheduler(client, signal.SIGKILL)
+            until(lambda: len(cluster.jobs) == 4, "another job is submitted")
+        queue.cancel(queue.find("demo-1"))
+        until(lambda: "demo-1" not in live_names(cluster), "it has ended")
+        threading.Timer(1, hold.unlink).start()
+        with cluster.get_client() as client:
+            assert client.submit(pow, 2, 5).result() == 32
+            cluster.wait_for_workers(2)
+        assert live_names(cluster) == {"demo-0", "demo-2", "demo-scheduler2"}
+        assert "ended while there was no scheduler" in messages(cluster)
+    assert live(queue) == []
+
+
+def live_names(cluster: GPUCluster) -> set[str]:
+    return {job.name for job in cluster.jobs if job.state in ("pending", "running")}
+
+
+def test_worker_jobs_of_a_cluster_without_a_manager_end_at_once(queue: LocalQueue, until: Until) -> None:
+    LocalGPUCluster(name="demo", jobs=1, **RESTART).detach()
+    with hpcgpu.connect("demo", quiet=True) as client:
+        client.wait_for_workers(1)
+        lost = client.submit(time.sleep, 1000)
+        end_scheduler(client, signal.SIGKILL)
+        with pytest.raises(FutureCancelledError, match="the scheduler of cluster demo is gone: scheduler job 1 "):
+            lost.result(timeout=60)
+        until(lambda: live(queue) == [], "nobody submits another scheduler job, so that they wait for nothing")
+    assert command_line("stop", "demo").returncode == 0
+
+
+PROGRAM = """
+import sys
+from hpcgpu import LocalGPUCluster
+cpu = {"gpus_per_node": 0, "cores": 1}
+cluster = LocalGPUCluster(name="demo", jobs=1, on_scheduler_end="restart", restart_wait=sys.argv[1], **cpu)
+cluster.wait_for_workers(1)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("wait", ["3s", "10m"])
+def test_worker_jobs_wait_for_a_program_that_takes_the_cluster_over(
+    queue: LocalQueue, tmp_path: Path, until: Until, wait: str
+) -> None:
+    """The program that managed the cluster was killed, and the scheduler, too."""
+    argv = [sys.executable, "-c", PROGRAM, wait]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None and program.stdout.readline() == "ready\n"
+        with hpcgpu.connect("demo", quiet=True) as client:
+            scheduler = client.run_on_scheduler(os.getpid)
+        program.kill()
+    os.kill(scheduler, signal.SIGKILL)
+    if wait == "3s":
+        until(lambda: live(queue) == [], "nobody comes")
+        [log] = locate("demo").logs.glob("demo-0-*")
+        assert "no scheduler answered within 3 s (restart_wait)" in log.read_text()
+        assert command_line("stop", "demo").returncode == 0
+        return
+    until(lambda: len(live(queue)) == 1, "the queue reports the end of the scheduler job")
+    before = live(queue)
+    with (
+        told(GONE),
+        LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster,
+        cluster.get_client() as client,
+    ):
+        cluster.wait_for_workers(1)
+        assert client.submit(pow, 2, 5).result() == 32
+        assert live_names(cluster) == {"demo-0", "demo-scheduler2"}
+        assert set(live(queue)) >= {queue_id(cluster, "demo-0")} <= set(before)
+    assert live(queue) == []
+
+
+def test_programs_that_do_not_manage_the_cluster_follow_again_and_again(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(name="demo", jobs=1, **RESTART) as cluster:
+        cluster.wait_for_workers(1)
+        argv = [sys.executable, "-c", OTHER]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as other:
+            assert other.stdin is not None and other.stdout is not None
+            for _ in range(2):
+                pid = int(other.stdout.readline())
+                with told(GONE):
+                    os.kill(pid, signal.SIGKILL)
+                    assert other.stdout.readline().startswith("lost: the scheduler of cluster demo is gone and another")
+                    assert other.stdout.readline() == "again: 32\n"
+            other.stdin.close()
+            assert other.wait(60) == 0
+    assert live(queue) == []
+
+
+OTHER = """
+import os, sys, time
+import hpcgpu
+with hpcgpu.connect("demo", quiet=True) as client:
+    for _ in range(2):
+        lost = client.submit(time.sleep, 1000, pure=False)
+        print(client.run_on_scheduler(os.getpid), flush=True)
+        try:
+            lost.result()
+        except Exception as error:
+            print("lost:", str(error).splitlines()[-1].partition("Log:")[0], flush=True)
+        print("again:", client.submit(pow, 2, 5, pure=False).result(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_another_program_takes_over_a_cluster_that_was_restarted(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(name="demo", jobs=1, **RESTART) as cluster:
+        cluster.wait_for_workers(1)
+        with cluster.get_client() as client, told(GONE):
+            end_scheduler(client, signal.SIGKILL)
+            until(lambda: cluster.status.name != "running", "it is noticed")
+            until(lambda: cluster.status.name == "running", "it is restarted")
+        cluster.wait_for_workers(1)
+        cluster.detach()
+    with LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster:
+        cluster.wait_for_workers(1)
+        with cluster.get_client() as client, told(GONE):
+            end_scheduler(client, signal.SIGKILL)
+            until(lambda: cluster.status.name != "running", "it is noticed")
+            assert client.submit(pow, 2, 3).result() == 8
+        assert [job.name for job in cluster.jobs if job.state == "running"] == ["demo-0", "demo-scheduler3"]
+    assert live(queue) == []
+
+
+def test_a_scheduler_in_the_program_is_not_restarted(queue: LocalQueue) -> None:
+    with pytest.raises(OptionError, match="scheduler='local' does not work with on_scheduler_end='restart'"):
+        LocalGPUCluster(name="demo", scheduler="local", **RESTART)
