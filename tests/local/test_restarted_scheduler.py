@@ -173,7 +173,7 @@ def test_a_new_client_waits_for_the_next_scheduler_and_jobs_that_end_meanwhile_a
             end_scheduler(client, signal.SIGKILL)
             until(lambda: len(cluster.jobs) == 4, "another job is submitted")
         queue.cancel(queue.find("demo-1"))
-        until(lambda: "demo-1" not in live_names(cluster), "it has ended")
+        until(lambda: {job.name: job.state for job in cluster.jobs}["demo-1"] == "cancelled", "it has ended")
         threading.Timer(1, hold.unlink).start()
         with cluster.get_client() as client:
             assert client.submit(pow, 2, 5).result() == 32
