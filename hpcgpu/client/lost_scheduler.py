@@ -80,13 +80,7 @@ def explain_loss(address: str, why: Callable[[], Awaitable[str]]) -> None:
     reconnect, handle_report, gather_remote = Client._reconnect, Client._handle_report, Client._gather_remote
 
     async def explain_and_reconnect(self: Client) -> Any:
-        lost = dict(self.futures)
-        await _cancel_all(self)
-        if self.futures and lost:  # the reason is not known
-            for key, state in lost.items():
-                if self.futures.get(key) is state:
-                    state.cancel(reason=_GONE, msg=_NOT_KNOWN)
-                    del self.futures[key]
+        await _cancel_all(self, always=True)
         await _follow(self, reconnect)
 
     async def explain_at_the_end(self: Client) -> Any:
@@ -138,14 +132,22 @@ def _restarts(directory: ClusterDirectory) -> bool:
     return False
 
 
-async def _cancel_all(client: Client) -> None:
-    """Let all waiting futures of a client fail, with the reason."""
-    if client.scheduler is None or not client.futures:
+async def _cancel_all(client: Client, *, always: bool = False) -> None:
+    """Let the futures that a client has now fail, with the reason; `always` also if nobody knows it.
+
+    Those of later submits are not lost: they may wait for another scheduler.
+    """
+    lost = dict(client.futures)
+    if client.scheduler is None or not lost:
         return
-    if reason := await _reason(client.scheduler.address):
-        for state in list(client.futures.values()):
+    reason = await _reason(client.scheduler.address)
+    for key, state in lost.items() if reason or always else ():
+        if reason:
             state.cancel(reason=_GONE, msg=reason)
-        client.futures.clear()
+        else:  # perhaps the scheduler lives
+            state.cancel(reason="scheduler-connection-lost", msg=_NOT_KNOWN)
+        if client.futures.get(key) is state:
+            del client.futures[key]
 
 
 async def _follow(client: Client, reconnect: Callable[[Client], Awaitable[Any]]) -> None:

@@ -95,7 +95,7 @@ class Manager:
     ) -> None:
         directory = dispatcher.directory
         self.options = options
-        self.messages = MessageLog(lambda: self.state.phase.kind is Kind.STARTING)
+        self.messages = MessageLog(lambda: self.status == Status.starting and not self.state.phase.restarting)
         registry = start_cluster.registry_of(options, groups or {}, dispatcher)
         name = options.cluster.name
         self.state = ClusterState(name, dispatcher, registry, ownership, self.messages, time.time)
