@@ -7,7 +7,8 @@
 2. **A connection ends with close_notify.** So peers that do not clear the queue, such as a client without hpcgpu, get
    no such entry.
 3. **Handshakes have a time limit.** Without it, a peer that connects and sends nothing would hold a file descriptor
-   forever. A peer that leaves right after the handshake only tests whether a scheduler answers; this is no error.
+   forever. A peer that leaves in the handshake, or right after it, only tests whether a scheduler answers; this is no
+   error.
 4. **If a certificate has expired or is not yet valid, the error says so.**
 
 The queue is cleared without private names and without OpenSSL's library, which may be hidden in Python. A handshake
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import ssl
@@ -176,6 +178,11 @@ class _Connector(tcp.TLSConnector):  # type: ignore[misc]
             raise
 
 
+def _left(error: OSError) -> bool:
+    """Whether a peer has closed its connection: one that only tests whether the port listens is not refused."""
+    return isinstance(error, ssl.SSLEOFError | ConnectionError) or error.errno == errno.ENOTCONN
+
+
 class _Listener(GuardedListener, tcp.TLSListener):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **named: Any) -> None:
         _use_socket(named)
@@ -187,7 +194,8 @@ class _Listener(GuardedListener, tcp.TLSListener):  # type: ignore[misc]
             encrypted = self._wrap(stream)
         except OSError as error:  # the peer has reset the connection already
             stream.close()
-            self._strangers.refuse(address, f"TLS handshake failed: {error}")
+            if not _left(error):
+                self._strangers.refuse(address, f"TLS handshake failed: {error}")
             return None
         self._strangers.add(encrypted, parse_host_port(address.partition("://")[2])[0])
         try:
@@ -195,8 +203,9 @@ class _Listener(GuardedListener, tcp.TLSListener):  # type: ignore[misc]
         except TimeoutError:
             why = f"no TLS handshake within {self._limit:g} s"
         except OSError as error:
+            error = getattr(error, "real_error", None) or error
             closed_here = encrypted not in self._strangers
-            why = "" if closed_here else f"TLS handshake failed: {getattr(error, 'real_error', None) or error}"
+            why = "" if closed_here or _left(error) else f"TLS handshake failed: {error}"
         else:
             return encrypted
         finally:

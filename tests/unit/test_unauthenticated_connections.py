@@ -108,6 +108,23 @@ async def test_a_stranger_does_not_fill_the_log(scheme: str, caplog: pytest.LogC
 
 
 @SCHEMES
+async def test_who_only_tests_whether_a_port_listens_is_no_warning(
+    scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with echo(scheme) as (address, arguments):
+        host, port = address.removeprefix(f"{scheme}://").split(":")
+        for reset in (False, True):
+            _, writer = await asyncio.open_connection(host, int(port))
+            if reset:
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            else:
+                await converse(address, arguments)  # the listener waits for the handshake by now
+            writer.close()
+            await converse(address, arguments)
+    assert not caplog.records
+
+
+@SCHEMES
 @pytest.mark.parametrize("sent", [b"", b"x"], ids=["nothing", "a byte"])
 async def test_a_peer_that_resets_its_connection_before_it_is_accepted_leaves_no_traceback(
     scheme: str, sent: bytes, caplog: pytest.LogCaptureFixture
