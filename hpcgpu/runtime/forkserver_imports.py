@@ -27,8 +27,12 @@ def _own_random_numbers() -> None:
 def _end_as_spawned(_: object) -> None:
     """Let this worker end as a new Python process does; a fork does less.
 
+    A process that a worker starts is not meant: it would remove the files of the worker, and write them twice.
+
     Later releases of Python run the functions of `atexit` in a fork too (python/cpython#83856), but flush no files.
     """
+    if os.getppid() != _SERVER:
+        return
     done: list[bool] = []
     atexit.register(done.append, True)  # registered first in this process, so it runs last
     util.Finalize(None, _tidy_up, args=(done,), exitpriority=-100)
