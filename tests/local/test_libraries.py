@@ -18,6 +18,7 @@ import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.dask_worker.run_ranked import free_port
+from tests.docs.test_docs import ROOT, blocks
 from tests.helpers import ADAPT, GPU, sum_over_ranks, travels, waits_for_file
 
 pytestmark = pytest.mark.usefixtures("fake_gpus")
@@ -133,6 +134,20 @@ def test_ranks_may_start_processes(cluster: LocalGPUCluster) -> None:
     cluster.scale(jobs=2)
     with cluster.hold(2) as workers:
         assert workers.run(in_a_process_of_its_own) == [0, 1]
+        files = travels(lambda dask_worker: os.path.isdir(dask_worker.local_directory))
+        assert workers.run(files) == [True, True], "the end of such a process takes nothing from the worker"
+
+
+@pytest.mark.shows("CuPy with NCCL on held workers: the example, with what stands in for both on CPUs")
+def test_the_example_of_cupy_with_nccl_adds_over_the_ranks(cluster: LocalGPUCluster) -> None:
+    """The stand-in meets on the interface that NCCL_SOCKET_IFNAME names."""
+    [example] = [text for _, how, text in blocks(ROOT / "docs" / "libraries.rst") if how == "needs cupy"]
+    cluster.scale(jobs=2)
+    cluster.wait_for_workers()
+    cluster.upload_package(Path(__file__).parent / "stand_ins" / "cupy")
+    names: dict[str, Any] = {"__name__": "__main__", "cluster": cluster}
+    exec(example.replace("hold(8)", "hold(4)"), names)
+    assert [total.tolist() for total in names["sums"]] == 4 * [[4.0, 4.0, 4.0, 4.0]]
 
 
 @travels
