@@ -55,7 +55,7 @@ class LostJobs:
             phase.handled = True
             if job in reported:
                 messages[job] = job.failure_report()  # state and message must be from the same moment
-            outcome = self._record_end(job, phase)
+            outcome = self._record_end(job, phase, messages.get(job, "").partition("\n")[0])
             if phase.work.joined_at is None or phase.presumed:
                 continue
             workers = worker_names.workers_of(job.name, job.group.options)
@@ -76,7 +76,7 @@ class LostJobs:
             self.state.messages.warn(message)
             self.state.notify("job_lost", message)
 
-    def _record_end(self, job: WorkerJob, phase: Ended) -> Outcome:
+    def _record_end(self, job: WorkerJob, phase: Ended, message: str) -> Outcome:
         """Record the end of a job that was not drained; return how it ended."""
         state, group = self.state, job.group
         if phase.presumed:
@@ -86,7 +86,7 @@ class LostJobs:
                 group.unknown += 1
             return Outcome.EXPECTED
         outcome = job.outcome
-        group.failures.job_ended(outcome, job.queue_status.node, now=state.now)
+        group.failures.job_ended(outcome, job.queue_status.node, now=state.now, words=message)
         return outcome
 
     def _report_ends(self, jobs: list[WorkerJob], messages: dict[WorkerJob, str]) -> None:

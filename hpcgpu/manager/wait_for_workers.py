@@ -170,8 +170,10 @@ def _why_not_there(state: ClusterState, missing: Collection[WorkerJob]) -> str:
     """Return why workers are missing: the state of their jobs, and what prevents further jobs."""
     if state.phase.restarting and state.scheduler is not None:
         return f"the next scheduler is not there yet: {what_jobs_wait_for(state, state.scheduler.entries)}"
-    kept_out = [group.reason for group in state.registry.groups.values() if group.short or not missing]
-    return "; ".join([what_jobs_wait_for(state, missing), *kept_out] if missing else kept_out)
+    groups = state.registry.groups.values()
+    kept_out = [group.reason for group in groups if group.short or not missing]
+    failed = [f"the last failure: {group.failures.last}" for group in groups if group.failures.last]
+    return "; ".join([*([what_jobs_wait_for(state, missing)] if missing else []), *kept_out, *failed])
 
 
 class _ByHand:

@@ -100,6 +100,8 @@ class Failures:
         Nodes on which jobs were lost.
     adaptive : bool
         Whether adaptive scaling determines the size of the group.
+    last : str
+        What happened to the last job that failed in this row; empty if none did.
     """
 
     restarts: int
@@ -111,17 +113,19 @@ class Failures:
     full: str = ""
     excluded: list[str] = field(default_factory=list)
     adaptive: bool = False
+    last: str = ""
     _full_until: float = 0.0
     _same_loss_until: float = 0.0
 
-    def job_ended(self, outcome: Outcome, node: str, *, now: float) -> None:
-        """Record a job that ended without being drained."""
+    def job_ended(self, outcome: Outcome, node: str, *, now: float, words: str = "") -> None:
+        """Record a job that ended without being drained; `words` say what happened to it."""
         self.full = ""
         if outcome in {Outcome.NODE_FAIL, Outcome.NEVER_CONNECTED} and node:
             self._exclude(node)
         if outcome is Outcome.NODE_FAIL:
             self.next_try = max(self.next_try, now + _BACKOFF[1])
         if outcome.counts:
+            self.last = words or self.last
             self._job_failed(now)
 
     def workers_lost(self, node: str, *, within: float, now: float) -> None:
@@ -186,11 +190,12 @@ class Failures:
     def start_anew(self) -> None:
         """Reset the failures: the user requested jobs again, or jobs run well."""
         self.failed, self.refused, self.short, self.next_try, self.paused, self.full = 0, 0, 0, 0.0, "", ""
+        self.last = ""
         self._same_loss_until = 0.0
 
     def jobs_run_well(self) -> None:
         """Count failures of jobs from zero again."""
-        self.failed, self.short = 0, 0
+        self.failed, self.short, self.last = 0, 0, ""
 
     def _back_off(self, count: int, now: float) -> None:
         self.next_try = max(self.next_try, now + _BACKOFF[min(count, len(_BACKOFF)) - 1])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from distributed import Client
+from distributed.exceptions import WorkerStartTimeoutError
 
 from hpcgpu import ClusterError, LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
@@ -93,6 +96,23 @@ def test_a_later_worker_that_cannot_unpack_an_uploaded_package_takes_no_task_and
         with pytest.raises(ClusterError, match=reason):
             cluster.wait_for_workers()
         assert client.submit(large.one).result() == 1
+
+
+@pytest.mark.filterwarnings("ignore::hpcgpu.errors.ClusterWarning")
+def test_a_wait_for_a_worker_that_cannot_unpack_an_uploaded_package_when_it_starts_again_says_so(
+    queue: LocalQueue, disk: Path, large: Any
+) -> None:
+    """A restart may report OK for it: the scheduler has seen the new worker, for a moment."""
+    with LocalGPUCluster(**CPU, jobs=1, local_directory=str(disk)) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers()
+        with pytest.raises(OSError, match="No space left"):
+            cluster.upload_package(Path(large.__file__).parent)
+        reason = rf"cannot unpack the uploaded package own-large: {disk}/.* cannot be written: No space left on device"
+        with told(reason), suppress(TimeoutError):
+            client.restart_workers([*cluster.scheduler_info["workers"]], timeout=1)
+        with pytest.raises(WorkerStartTimeoutError) as late:
+            cluster.wait_for_workers(timeout=2)
+        assert re.search(rf"; the last failure: worker job .* {reason}. Make room there", late.value.__notes__[0])
 
 
 def test_a_take_over_names_the_full_disk_and_does_not_blame_the_scheduler(queue: LocalQueue, disk: Path) -> None:
