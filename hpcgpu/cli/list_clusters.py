@@ -66,8 +66,10 @@ def list_clusters(everything: bool, every: bool, as_json: bool) -> None:
 def _listed(cluster: Found, size: int | None, every: bool) -> tuple[str, ...]:
     from dask.utils import format_bytes
 
+    from hpcgpu.existing_clusters.between_schedulers import next_scheduler_job
+
     jobs = _listed_jobs(cluster, every) or ("none" if cluster.known else "unknown")
-    what = f"{jobs}; {cluster.problem}" if cluster.problem else jobs
+    what = "; ".join(filter(None, [jobs, next_scheduler_job(cluster.directory, cluster.jobs), cluster.problem]))
     path, shown = cluster.directory.path, (format_bytes(size),) if size is not None else ()
     return path.name, cluster.system or "unknown", age(time.time() - cluster.created), *shown, what, str(path)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +25,10 @@ from hpcgpu.client.dashboard_forwarding import proven_link
 from hpcgpu.cluster import notebook
 from hpcgpu.cluster.spec_cluster import Adapter
 from hpcgpu.dask_scheduler.rpc_types import GPUState
+from hpcgpu.display.job_info import JobInfo
 from hpcgpu.display.job_table import JobTable
 from hpcgpu.errors import ClusterError
+from hpcgpu.existing_clusters.between_schedulers import Restart, between_schedulers
 from hpcgpu.existing_clusters.snapshot import Observer, Snapshot, assemble
 from hpcgpu.fabric import connection_report
 from hpcgpu.fabric.connection_report import Fabric
@@ -237,6 +239,7 @@ class ClusterInspection(Adapter):
         now, lost = state.now, state.phase.lost
         jobs = [job.info(now=now) for job in list(state.registry.jobs.values())]
         states = {Status.running: "running", Status.closed: "closed", Status.closing: "closed", Status.failed: "ended"}
+        restart = self._restart(jobs) if state.phase.restarting else None
         running, contact, manager = self.status == Status.running, self._contact, state.dispatcher.directory.manager()
         return assemble(
             jobs,
@@ -246,16 +249,21 @@ class ClusterInspection(Adapter):
             name=state.name,
             system=self.system,
             directory=str(self.directory.path),
-            state=states.get(self.status, "waiting"),
+            state="restarting" if state.phase.restarting else states.get(self.status, "waiting"),
             workers=sum(job.workers for job in jobs),
             scheduler=contact.client if contact is not None and running else "",
             dashboard=self._dashboard_path if running else "",
             fabric=contact.fabric if contact is not None and running else "",
             manager="; ".join(filter(None, [str(manager or ""), self.reconciler.about()])) if running else "",
             detached=state.wanted.detached,
+            restart=restart.sentences if restart is not None else [],
             warnings=[text for text in self.reconciler.warnings() if text != lost],
             problem=lost or state.phase.not_ours,
         )
+
+    def _restart(self, jobs: Sequence[JobInfo]) -> Restart | None:
+        """Return what happens until the next scheduler is there."""
+        return between_schedulers(self.directory, jobs, now=self._state.now)
 
     def _repr_html_(self, cluster_status: str | None = None) -> str:
         """Return a static picture of the cluster."""
@@ -372,13 +380,17 @@ class ClusterInspection(Adapter):
         active = self.workers
         states = Counter(job.state for job in self.jobs if job.name in active)
         jobs = ", ".join(f"{count} {state}" for state, count in states.items()) or "none"
-        text = f"{type(self).__name__}({self.name!r}, {self.scheduler_address!r}, status={self.status.name}"
+        restarting = self._state.phase.restarting
+        restart = self._restart(self.jobs) if restarting else None
+        status = "restarting" if restarting else self.status.name
+        text = f"{type(self).__name__}({self.name!r}, {self.scheduler_address!r}, status={status}"
         text += f", workers={len(self.scheduler_info['workers'])}/{len(self.plan)}, worker jobs: {jobs})"
         paused = [group.failures.paused for group in self._state.registry.groups.values() if group.failures.paused]
         notes = [
             text.split("\n", 1)[0]
             for text in (
                 self._state.phase.lost,
+                *(restart.sentences if restart is not None else ()),
                 *paused,
                 *self.reconciler.lost_jobs.shortages(),
                 *self.reconciler.warnings(),

@@ -5,7 +5,6 @@ It joins the journal, the queue and the scheduler. It changes nothing and manage
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections import Counter
@@ -21,12 +20,13 @@ from hpcgpu.batch.reasons import DROPPED, FORGOTTEN, OWN_CANCEL, cancel_of_ours,
 from hpcgpu.dask_scheduler.rpc_types import GPUState, GroupState, SchedulerState
 from hpcgpu.display.job_info import JobInfo
 from hpcgpu.errors import BatchError, OptionError
+from hpcgpu.existing_clusters.between_schedulers import NO_SCHEDULER, Restart, between_schedulers
 from hpcgpu.existing_clusters.lookup import batch_of, locate, system_of
 from hpcgpu.existing_clusters.query_jobs import ended_by_itself, looked_up, submitted
 from hpcgpu.existing_clusters.unsubmitted_jobs import unfinished
 from hpcgpu.posix.threads import run
 from hpcgpu.runtime import dashboard_access
-from hpcgpu.runtime.scheduler_connection import scheduler_of, unreachable
+from hpcgpu.runtime.scheduler_connection import answer_of, unreachable
 from hpcgpu.scaling import worker_names
 from hpcgpu.store import saved_options
 from hpcgpu.store.contact import Contact
@@ -88,9 +88,9 @@ class Snapshot:
         The cluster directory.
     state : str
         ``"not launched"`` (scripts of ``hpcgpu render`` that submitted nothing yet), ``"waiting"`` (its scheduler job
-        waits or starts), ``"running"``, ``"closed"``, ``"ended"`` (its scheduler job has ended, or all its jobs are
-        about to end) or ``"unreachable"`` (the scheduler does not answer, though its job runs, or the queue does not
-        answer either).
+        waits or starts), ``"running"``, ``"restarting"`` (its scheduler job has ended, and another one is to come),
+        ``"closed"``, ``"ended"`` (its scheduler job has ended, or all its jobs are about to end) or ``"unreachable"``
+        (the scheduler does not answer, though its job runs, or the queue does not answer either).
     workers, gpus : int
         Dask workers that are connected, and GPUs of the worker jobs that run.
     scheduler, dashboard : str
@@ -111,6 +111,9 @@ class Snapshot:
         Jobs that have not ended, and the last thousand ended jobs.
     devices : list of GPUInfo
         GPUs of the connected workers.
+    restart : list of str
+        After the end of a scheduler job, until the next scheduler is there: how it ended, what the next scheduler job
+        does, and what the worker jobs that wait for it cost. Empty otherwise.
     warnings : list of str
         Failures and warnings that the user has not seen yet.
     problem : str
@@ -134,6 +137,7 @@ class Snapshot:
     groups: list[GroupState] = field(default_factory=list)
     jobs: list[JobInfo] = field(default_factory=list)
     devices: list[GPUInfo] = field(default_factory=list)
+    restart: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     problem: str = ""
 
@@ -259,7 +263,7 @@ class Observer:
         answer: SchedulerState | None = None
         if contact is not None and not self._ended(contact.job_id):
             try:
-                answer = run(_query(contact, directory))
+                answer = run(answer_of(directory, contact, lambda scheduler: scheduler.hpcgpu_state(), _TIMEOUT))
             except (OSError, TimeoutError, ValueError) as error:  # a damaged address, or certificate
                 problem.append(unreachable(f"the scheduler at {contact.client}", error))
         self._poll_soon(answer, now=now)
@@ -268,6 +272,12 @@ class Observer:
         groups = manager["groups"] if manager is not None else []
         rest = unfinished(directory, now=now, managed=manager is not None)
         jobs = self._jobs(batch, answer, groups, now=now)
+        restart = between_schedulers(directory, jobs, now=now) if answer is None else None
+        state = "restarting"
+        if restart is None or not restart.comes:
+            state = _state(directory, jobs, answer is not None, bool(problem))
+        if restart is not None:
+            jobs = [_waits_for_scheduler(job, restart) for job in jobs]
         return assemble(
             jobs,
             answer["gpus"] if answer is not None else [],
@@ -276,13 +286,14 @@ class Observer:
             name=directory.path.name,
             system=system_of(directory),
             directory=str(directory.path),
-            state=_state(directory, jobs, answer is not None, bool(problem)),
+            state=state,
             workers=len(answer["workers"]) if answer is not None else 0,
             scheduler=contact.client if contact is not None and answer else "",
             dashboard=dashboard_access.link(contact) if answer else "",
             fabric=contact.fabric if contact is not None and answer else "",
             manager=_manager(directory, contact, answer) if answer is not None else "",
             detached=directory.detached,
+            restart=restart.sentences if restart is not None else [],
             warnings=manager["warnings"] if manager is not None else [],
             problem="; ".join([*problem, *filter(None, [rest]), *directory.damage()]),
         )
@@ -300,8 +311,10 @@ class Observer:
         self._workers = workers
 
     def _ended(self, job_id: str) -> bool:
-        """Whether a job has ended according to the queue: a killed scheduler leaves its contact behind."""
-        return job_id in self._statuses and self._statuses[job_id].state.ended
+        """Whether a job has ended according to queue or journal: a killed scheduler leaves its contact behind."""
+        if job_id in self._statuses and self._statuses[job_id].state.ended:
+            return True
+        return any(submit.job_id == job_id and submit.ended for submit in self.directory.submits())
 
     def _poll(self, batch: BatchSystem, *, now: float) -> None:
         """Query the queue for all jobs, if it is time to; soon, and again, after the journal has changed."""
@@ -352,10 +365,11 @@ class Observer:
         return sorted((_whose(job, submits.get(job.name), over) for job in found), key=lambda job: job.submitted)
 
 
-async def _query(contact: Contact, directory: ClusterDirectory) -> SchedulerState:
-    async with scheduler_of(directory, contact) as scheduler:
-        state: SchedulerState = await asyncio.wait_for(scheduler.hpcgpu_state(), _TIMEOUT)
-        return state
+def _waits_for_scheduler(job: JobInfo, restart: Restart) -> JobInfo:
+    """Say of a worker job whose workers have ended with their scheduler why it has none."""
+    had = job.started is not None and restart.since is not None and job.started < restart.since
+    runs = job.kind == "worker" and job.state == JobState.RUNNING.value and not job.reason
+    return replace(job, reason=NO_SCHEDULER) if runs and had else job
 
 
 def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, problem: bool) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from dask.utils import format_bytes
 
 from hpcgpu.display.counts_and_durations import duration
+from hpcgpu.existing_clusters.between_schedulers import NO_SCHEDULER
 from hpcgpu.jobs.job import Job
 from hpcgpu.jobs.job_phases import Ended
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
@@ -15,8 +16,6 @@ from hpcgpu.scaling.forecast import usual_wait
 from hpcgpu.scaling.missing_workers import Absence
 from hpcgpu.scaling.policy_data import JobLoad
 from hpcgpu.scaling.replace_failed_jobs import Outcome, classify
-
-_NO_SCHEDULER = "its workers have ended with the scheduler, and it waits for the next one"
 
 
 class WorkerJob(Job):
@@ -85,7 +84,7 @@ class WorkerJob(Job):
         """Return which workers a running job lacks, and what happens next."""
         absence = self.work.absence
         if not absence or (self.draining and not self.lost_workers):
-            return _NO_SCHEDULER if self.work.without_scheduler else ""
+            return NO_SCHEDULER if self.work.without_scheduler else ""
         if not self.lost_workers:
             return absence.outlook(self.group.options.death_timeout, now=now)
         words, paused = absence.words(now=now), self.group.failures.paused

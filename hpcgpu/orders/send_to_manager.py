@@ -8,7 +8,7 @@ import time
 from hpcgpu.dask_scheduler.rpc_types import RequestAnswer
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import ClusterError
-from hpcgpu.runtime.scheduler_connection import scheduler_of, unreachable
+from hpcgpu.runtime.scheduler_connection import answer_of, unreachable
 from hpcgpu.scaling.wanted_state import Adapt, Scale, to_json
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
@@ -54,17 +54,11 @@ def done_by_manager(directory: ClusterDirectory, command: Scale | Adapt) -> bool
 def _forwarded(directory: ClusterDirectory, contact: Contact, command: Scale | Adapt) -> bool:
     """Send a command to the manager through the scheduler; return whether a manager accepts requests."""
     try:
-        answer = asyncio.run(_request(directory, contact, command))
+        call = answer_of(directory, contact, lambda one: one.hpcgpu_request(command=to_json(command)), _TIMEOUT)
+        answer: RequestAnswer = asyncio.run(call)
     except (OSError, TimeoutError, ValueError) as error:  # ValueError: a damaged address, or certificate
         why = unreachable(f"its scheduler at {contact.client}", error)
         raise ClusterError(f"cluster {directory.path.name} cannot be changed now, because {why}") from error
     if answer["error"]:
         raise ClusterError(answer["error"])
     return answer["taken"]
-
-
-async def _request(directory: ClusterDirectory, contact: Contact, command: Scale | Adapt) -> RequestAnswer:
-    async with scheduler_of(directory, contact) as scheduler:
-        call = scheduler.hpcgpu_request(command=to_json(command))
-        answer: RequestAnswer = await asyncio.wait_for(call, _TIMEOUT)
-        return answer

@@ -6,7 +6,6 @@ report. `hpcgpu.report.bill` joins them.
 
 from __future__ import annotations
 
-import asyncio
 import html
 import textwrap
 import time
@@ -29,9 +28,8 @@ from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import run
 from hpcgpu.report.advice import advice
 from hpcgpu.report.bill import JobBill, Share, bill, gpus_of, share, total
-from hpcgpu.runtime.scheduler_connection import scheduler_of
+from hpcgpu.runtime.scheduler_connection import answer_of
 from hpcgpu.store import saved_options, usage_file
-from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.journal import Submit
 from hpcgpu.store.usage_file import JobUsage
@@ -201,9 +199,10 @@ _STYLE = (
 def report(directory: ClusterDirectory) -> Report:
     """Return the bill of a running or ended cluster. Queries the queue and the scheduler once."""
     contact = directory.contact()
-    if contact is not None and not directory.closing:
+    gone = {submit.job_id for submit in directory.submits() if submit.ended}
+    if contact is not None and not directory.closing and contact.job_id not in gone:
         with suppress(OSError, TimeoutError, ValueError):  # the scheduler's file is a minute old at most
-            run(_let_write(contact, directory))
+            run(answer_of(directory, contact, lambda scheduler: scheduler.hpcgpu_usage(), _TIMEOUT))
     now, problems = time.time(), list[str]()
     kept = usage_file.read(directory.path)
     problems += kept.problems
@@ -244,11 +243,6 @@ def report(directory: ClusterDirectory) -> Report:
         advice=advice(jobs, kept.jobs.values()),
         problems=[*problems, *_unknown(jobs), *directory.damage()],
     )
-
-
-async def _let_write(contact: Contact, directory: ClusterDirectory) -> None:
-    async with scheduler_of(directory, contact) as scheduler:
-        await asyncio.wait_for(scheduler.hpcgpu_usage(), _TIMEOUT)
 
 
 def _by_hand(submits: Iterable[Submit], kept: Mapping[str, JobUsage]) -> list[tuple[Submit, int]]:

@@ -5,6 +5,7 @@ Worker jobs use it, and programs that connect.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import enum
 import random
@@ -12,8 +13,8 @@ import socket
 import ssl
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from hpcgpu.batch.base import BatchSystem, JobStatus
 from hpcgpu.batch.poll_interval import Cadence
@@ -22,6 +23,7 @@ from hpcgpu.batch.reasons import OWN_CANCEL, cancel_of_ours, explain
 from hpcgpu.errors import BatchError, CertificateError, LaunchError
 from hpcgpu.fabric import certificate_errors
 from hpcgpu.posix.full_disk import file_error
+from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling.scheduler_restarts import ended_too_early
 from hpcgpu.store import certificates_and_keys
 from hpcgpu.store.contact import Contact
@@ -30,6 +32,7 @@ from hpcgpu.store.directory import ClusterDirectory
 if TYPE_CHECKING:
     from distributed.core import rpc
 
+_T = TypeVar("_T")
 
 #: Least seconds without a contact before a worker job's first poll for the scheduler job; and its poll interval. A
 #: thousand worker jobs may start together, so their first polls are spread over one interval.
@@ -38,6 +41,8 @@ FIRST_POLL, _POLL_INTERVAL = 15.0, 60.0
 _LONG_WAIT = 5.0
 #: Seconds after which a scheduler job that the queue does not list counts as ended, at the second poll.
 _GRACE = 45.0
+#: Seconds without an answer of a scheduler before it is looked up whether anybody listens at its address.
+_NO_ANSWER = 1.0
 
 
 def answers(contact: Contact, directory: ClusterDirectory) -> bool:
@@ -111,6 +116,31 @@ def scheduler_of(directory: ClusterDirectory, contact: Contact) -> rpc:
     from distributed.core import rpc
 
     return rpc(contact.client, connection_args=certificates_and_keys.security(directory).get_connection_args("client"))
+
+
+async def answer_of(
+    directory: ClusterDirectory, contact: Contact, call: Callable[[rpc], Awaitable[_T]], timeout: float
+) -> _T:
+    """Return what the scheduler of a cluster answers to a call, within this number of seconds.
+
+    Raises
+    ------
+    OSError, TimeoutError, ValueError
+        There is no answer. If nobody listens any more, the error comes soon: Dask itself would try again and again.
+    """
+
+    async def answer() -> _T:
+        async with scheduler_of(directory, contact) as scheduler:
+            return await asyncio.wait_for(call(scheduler), timeout)
+
+    calling = asyncio.ensure_future(answer())
+    try:
+        done, _ = await asyncio.wait([calling], timeout=_NO_ANSWER)
+        if not done and await in_thread(probe, contact) is ConnectionResult.REFUSED and not calling.done():
+            raise ConnectionRefusedError(ConnectionResult.REFUSED.value)
+        return await calling
+    finally:
+        calling.cancel()
 
 
 class SchedulerWatch:

@@ -161,6 +161,43 @@ def test_a_cluster_ends_while_its_next_scheduler_waits(
     assert live(queue) == []
 
 
+@pytest.mark.usefixtures("fake_gpus")
+def test_commands_say_what_worker_jobs_wait_for_between_two_schedulers(
+    queue: LocalQueue, tmp_path: Path, until: Until
+) -> None:
+    hold = tmp_path / "hold"
+    scheduler = {"gpus_per_node": 0, "job_script_prologue": [f"while [ -e {hold} ]; do sleep 0.1; done"]}
+    options = GPU | {"jobs": 1, "on_scheduler_end": "restart", "restart_wait": "7m", "scheduler": scheduler}
+    with LocalGPUCluster(name="demo", **options) as cluster:
+        cluster.wait_for_workers(2)
+        with cluster.get_client() as client:
+            hold.touch()
+            with told(GONE):
+                end_scheduler(client, signal.SIGKILL)
+                until(lambda: len(cluster.jobs) == 3, "another job is submitted")
+        until(lambda: "waits for another scheduler" in log_of(cluster, "demo-0"), "its job waits")
+        ended, following = queue_id(cluster, "demo-scheduler"), queue_id(cluster, "demo-scheduler2")
+        ends = f"scheduler job {ended} has ended "
+        waits = "1 worker job keeps its 2 GPUs and waits for it, 7 min at most (restart_wait): 2 GPU hours in an hour, "
+        shown = {one: command_line(one, "demo").stdout for one in ("status", "top")}
+        shown["repr"], shown["html"] = repr(cluster), cluster._repr_html_()
+        for where, text in shown.items():
+            assert ends in text and f"the next scheduler job {following} " in text and waits in text, (where, text)
+            assert "restarting" in text and "does not answer" not in text and "unreachable" not in text, (where, text)
+        assert shown["status"].count("waits for the next one") == 1
+        assert f"job {following} is its next scheduler job" in command_line("list").stdout
+        hold.unlink()
+        cluster.wait_for_workers(2)
+        until(lambda: "restart" not in command_line("status", "demo").stdout, "it is over")
+        assert "next scheduler job" not in command_line("list").stdout + repr(cluster)
+    assert live(queue) == []
+
+
+def log_of(cluster: GPUCluster, name: str) -> str:
+    [log] = cluster.directory.logs.glob(f"{name}-*")
+    return log.read_text()
+
+
 def test_a_new_client_waits_for_the_next_scheduler_and_jobs_that_end_meanwhile_are_replaced(
     queue: LocalQueue, tmp_path: Path, until: Until
 ) -> None:

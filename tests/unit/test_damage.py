@@ -88,7 +88,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     async def nobody(*arguments: Any) -> None:
         raise OSError("nobody answers")
 
-    monkeypatch.setattr(snapshot, "_query", nobody)
+    monkeypatch.setattr(snapshot, "answer_of", nobody)
     for name in ("bad", "good"):
         create_directory.claim(tmp_path / name, lambda earlier: [], system="slurm", complete=complete)
     with dask.config.set({"hpcgpu.cluster-directory": str(tmp_path)}):

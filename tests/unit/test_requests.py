@@ -81,7 +81,7 @@ def test_what_the_manager_refuses_is_an_error_in_the_program_that_requested_it(
     async def answered(*_: object) -> RequestAnswer:
         return RequestAnswer(taken=True, error=error)
 
-    monkeypatch.setattr(send_to_manager, "_request", answered)
+    monkeypatch.setattr(send_to_manager, "answer_of", answered)
     with pytest.raises(ClusterError, match=error) if error else contextlib.nullcontext():
         assert send_to_manager.done_by_manager(directory, Scale("default", 2))
 
@@ -100,7 +100,7 @@ def test_a_manager_that_lives_keeps_its_cluster_though_it_takes_no_requests(
     async def no_manager(*_: object) -> RequestAnswer:
         return RequestAnswer(taken=False, error="")
 
-    monkeypatch.setattr(send_to_manager, "_request", no_manager)
+    monkeypatch.setattr(send_to_manager, "answer_of", no_manager)
     monkeypatch.setattr(send_to_manager, "BEGINS", -1.0)
     if host == "here":
         with pytest.raises(ClusterError, match="the manager manages cluster demo, and takes no requests now"):

@@ -459,6 +459,7 @@ function messages() {
   function update(snapshot) {
     const warnings = [
       ...snapshot.groups.filter((group) => group.paused).map((group) => ["warning", `Group ${group.name} is paused: ${group.paused}`]),
+      ...(snapshot.restart ?? []).map((text) => ["warning", text]),
       ...snapshot.warnings.map((text) => ["warning", text]),
       ...(snapshot.problem ? [["warning", snapshot.problem]] : []),
     ];

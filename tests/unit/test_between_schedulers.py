@@ -1,0 +1,121 @@
+"""What is said of a cluster whose scheduler has ended, and whose worker jobs wait for the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.batch.reasons import FORGOTTEN
+from hpcgpu.configuration.resolve import resolve
+from hpcgpu.display.job_info import JobInfo
+from hpcgpu.existing_clusters.between_schedulers import between_schedulers, next_scheduler_job
+from hpcgpu.runtime.scheduler_connection import answer_of
+from hpcgpu.store import certificates_and_keys, saved_options
+from hpcgpu.store.cluster_json import FORMAT
+from hpcgpu.store.contact import Contact
+from hpcgpu.store.directory import ClusterDirectory
+
+NOW = 1e9
+
+
+def cluster(path: Path, **options: Any) -> ClusterDirectory:
+    """A cluster whose scheduler is in job 1, and whose manager is this process."""
+    directory = ClusterDirectory(path)
+    about = {"name": "demo", "token": "t", "created": 1, "format": FORMAT, "system": "slurm"}
+    directory.write("cluster.json", json.dumps(about))
+    directory.tls.mkdir()
+    options = {"name": "demo", "gpus_per_node": 2, "on_scheduler_end": "restart", **options}
+    saved_options.write(directory, resolve("slurm", options))
+    for job_id, name in (("1", "demo-scheduler"), ("2", "demo-0"), ("3", "demo-scheduler2")):
+        directory.intend(name, "scheduler" if "scheduler" in name else "worker")
+        directory.submitted(name, job_id)
+    directory.publish(Contact(token="t", job_id="1", workers="tls://127.0.0.1:1", client="tls://127.0.0.1:1"))
+    directory.take_over("python (process 1 on login1)")
+    return directory
+
+
+def job(job_id: str, name: str, state: str, **more: Any) -> JobInfo:
+    kind = "scheduler" if "scheduler" in name else "worker"
+    about = {"kind": kind, "reason": "", "waited": 0.0, "node": "n1", "workers": 0, "log": Path("log")}
+    more = {"group": "default" if kind == "worker" else "", "gpus": 2 if kind == "worker" else 1, **more}
+    return JobInfo(id=job_id, name=name, state=state, **(about | more))
+
+
+ENDED = job("1", "demo-scheduler", "timeout", reason="its walltime is over", started=NOW - 9000, ended=NOW - 1800)
+WAITS = job("2", "demo-0", "running", started=NOW - 7200, waited=7000.0)
+NEXT = job("3", "demo-scheduler2", "pending", reason="Priority", waited=1790.0, expected_start=NOW + 600)
+
+
+def test_it_says_what_has_ended_what_comes_and_what_the_wait_costs(tmp_path: Path) -> None:
+    late = job("5", "demo-1", "running", started=NOW - 900, waited=100.0)
+    gave_up = job("6", "demo-2", "failed", started=NOW - 7200, ended=NOW - 900)
+    restart = between_schedulers(cluster(tmp_path), [ENDED, WAITS, NEXT, late, gave_up], now=NOW)
+    assert restart is not None and restart.comes and restart.since == NOW - 1800
+    assert restart.sentences == [
+        "scheduler job 1 has ended 30 min ago (timeout: its walltime is over)",
+        "the next scheduler job 3 is pending for 30 min: Priority; the queue expects to start it in 10 min",
+        "2 worker jobs keep their 4 GPUs and wait for it, 5 min to 1 h 57 min at most (restart_wait): "
+        "4 GPU hours in an hour, 2.00 so far",
+    ]
+
+
+def test_a_time_that_the_user_sets_holds_for_each_job(tmp_path: Path) -> None:
+    restart = between_schedulers(cluster(tmp_path, restart_wait="20m"), [ENDED, WAITS, NEXT], now=NOW)
+    assert restart is not None and "waits for it, 20 min at most" in restart.sentences[2]
+
+
+def test_without_a_next_job_it_names_who_submits_it(tmp_path: Path) -> None:
+    directory = cluster(tmp_path)
+    forgotten = job("1", "demo-scheduler", "unknown", reason=FORGOTTEN)
+    restart = between_schedulers(directory, [forgotten, WAITS], now=NOW)
+    assert restart is not None and restart.comes
+    assert restart.sentences[1] == "python (process 1 on login1) submits the next scheduler job"
+    [record] = tmp_path.glob("manager-*.json")
+    directory.write(record.name, json.dumps(json.loads(record.read_text()) | {"process": [2**22, 1]}))
+    restart = between_schedulers(directory, [ENDED, WAITS], now=NOW)
+    assert restart is not None and not restart.comes, "its manager was killed"
+    assert "`from_name(" in restart.sentences[1] and "takes the cluster over" in restart.sentences[1]
+
+
+@pytest.mark.parametrize("case", ["end", "alive", "early", "left", "closing", "intended"])
+def test_it_is_silent_where_no_worker_job_waits(tmp_path: Path, case: str) -> None:
+    directory = cluster(tmp_path, **({"on_scheduler_end": "end"} if case == "end" else {}))
+    jobs = [ENDED, WAITS, NEXT]
+    if case == "alive":
+        jobs = [job("1", "demo-scheduler", "running"), WAITS]
+    elif case == "early":  # the next one waits while the present one works
+        jobs[0] = job("1", "demo-scheduler", "running")
+    elif case == "left":
+        directory.leave(1)
+    elif case == "closing":
+        directory.begin_close()
+    elif case == "intended":  # the scheduler has removed the keys
+        directory.tls.rmdir()
+    assert between_schedulers(directory, jobs, now=NOW) is None
+
+
+def test_the_list_names_the_next_scheduler_job(tmp_path: Path) -> None:
+    directory = cluster(tmp_path)
+    live = [JobStatus(job_id=i, state=JobState.PENDING) for i in ("1", "2", "3")]
+    assert next_scheduler_job(directory, live) == "", "the scheduler works, and its successor waits"
+    assert next_scheduler_job(directory, live[1:]).endswith("job 3 is its next scheduler job")
+    assert next_scheduler_job(directory, live[1:2]) == ""
+
+
+async def test_an_address_at_which_nobody_listens_is_no_reason_to_wait(tmp_path: Path) -> None:
+    directory = cluster(tmp_path)
+    directory.tls.rmdir()
+    certificates_and_keys.create(directory, 3600)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"tls://127.0.0.1:{taken.getsockname()[1]}"
+        contact = Contact(token="t", job_id="1", workers=address, client=address)
+        with pytest.raises(ConnectionRefusedError, match="nobody listens there any more"):
+            async with asyncio.timeout(9):
+                await answer_of(directory, contact, lambda one: one.identity(), 600)
