@@ -76,6 +76,8 @@ class ReportJSON(TypedDict):
     before: float | None
     busy: float | None
     after: float | None
+    #: GPU hours in which workers waited for the next scheduler; in no other part.
+    waiting: float | None
     tasks_done: int | None
     tasks_lost: int | None
     #: What would have cost less: two sentences at most.
@@ -83,6 +85,8 @@ class ReportJSON(TypedDict):
     jobs: list[JobBill]
     #: Unknown facts and their reasons, one sentence for each.
     problems: list[str]
+    #: After the end of a scheduler job, until the next scheduler is there: what happens meanwhile, and what it costs.
+    restart: list[str]
 
 
 class CheckJSON(TypedDict):

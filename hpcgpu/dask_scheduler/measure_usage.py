@@ -98,7 +98,9 @@ class Usage:
 
     def keep(self, directory: ClusterDirectory, own: JobIdentity | None) -> None:
         """Write into a cluster directory from now on; `own` is the scheduler's job."""
-        self._file = _File(directory, JobUsage(kind="scheduler", **own) if own is not None else None)
+        self._file = _File(
+            directory, JobUsage(kind="scheduler", firsts=[time.time()], **own) if own is not None else None
+        )
         self._writing = asyncio.ensure_future(self._write_again(self._file))
 
     async def stop(self) -> None:
@@ -205,8 +207,8 @@ class Usage:
         job.began = min(filter(None, (job.began, identity["began"])), default=None)  # nodes of a job start one by one
         model = ws.extra.get(METRIC) or {}
         job.model, job.memory_total = model.get("model", ""), model.get("memory_total")
-        if identity["id"] == getattr(self._file and self._file.own, "id", None):  # scheduler and workers share one job
-            job.kind = "worker"
+        if self._file is not None and job is self._file.own and job.kind == "scheduler":  # both share one job
+            job.kind, job.firsts = "worker", []
         names = self._names.setdefault(job.id, set())
         if _gpus(ws) and ws.name not in names:
             names.add(ws.name)

@@ -5,7 +5,7 @@ An unknown value is None, and is never guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hpcgpu.batch.base import JobState, JobStatus, state_named
@@ -18,6 +18,8 @@ from hpcgpu.store.usage_file import JobUsage
 _CLOCKS = 5.0
 #: Why the manager cancelled a job.
 _UNNEEDED = "the cluster no longer needed it"
+#: Two times in epoch seconds between which a cluster had no scheduler.
+Gap = tuple[float, float]
 #: Seconds after which the scheduler's file contains a job, if that job ever has workers.
 _SOON = 120.0
 
@@ -49,6 +51,8 @@ class JobBill:
         GPU hours that it cost: its GPUs, times the hours that it ran.
     before, busy, after : float or None
         Parts of these GPU hours: before the first task, with tasks or computing, and idle after the first task.
+    waiting : float or None
+        GPU hours in which the job waited for the next scheduler of its cluster. No other part includes them.
     utilization_mean, utilization_peak : float or None
         Use of its GPUs while workers were connected, in per cent.
     memory_mean, memory_peak, memory_total : float or None
@@ -76,6 +80,7 @@ class JobBill:
     before: float | None = None
     busy: float | None = None
     after: float | None = None
+    waiting: float | None = None
     utilization_mean: float | None = None
     utilization_peak: float | None = None
     memory_mean: float | None = None
@@ -162,6 +167,7 @@ def bill(  # noqa: PLR0913  # what is known of one job, from four places
     now: float,
     over: float | None = None,
     written: float | None = None,
+    gaps: Sequence[Gap] = (),
 ) -> JobBill:
     """Return what one job cost and did.
 
@@ -182,6 +188,8 @@ def bill(  # noqa: PLR0913  # what is known of one job, from four places
     written : float or None
         Epoch seconds at which the scheduler wrote its file, if that has all jobs that ever had workers: then a job that
         it lacks had none.
+    gaps : sequence of (float, float), optional
+        When the cluster had no scheduler.
     """
     over = over if over is not None and submit.time <= over and not submit.before_close else None
     times = _times(submit, used, status, over)
@@ -197,7 +205,10 @@ def bill(  # noqa: PLR0913  # what is known of one job, from four places
     mean = used.utilization.mean if worker and used is not None else None
     memory = used.memory.mean if worker and used is not None else None
     hours = None if ran is None or gpus is None else gpus * ran / 3600
-    before, busy, after = _parts(used, times.started, ran, gpus) if worker else (None, None, None)
+    before, busy, after = _parts(used, times.started, ran, gpus, gaps) if worker else (None, None, None)
+    waiting = None
+    if submit.kind == "worker" and ran is not None and gpus is not None:
+        waiting = gpus * _overlap(times.started, ran, gaps) / 3600
     return JobBill(
         id=submit.job_id or "",
         name=submit.name,
@@ -216,6 +227,7 @@ def bill(  # noqa: PLR0913  # what is known of one job, from four places
         before=before,
         busy=busy,
         after=after,
+        waiting=waiting,
         utilization_mean=mean,
         utilization_peak=used.utilization.peak if used is not None and mean is not None else None,
         memory_mean=memory,
@@ -242,17 +254,50 @@ def _had_none(started: float | None, ended: float | None, written: float | None)
     return started is None or written >= min(ended, started + _SOON)
 
 
+def without_scheduler(
+    schedulers: Iterable[JobBill], served: Mapping[str, float | None], *, now: float, over: float | None = None
+) -> list[Gap]:
+    """Return when a cluster whose scheduler is restarted had no scheduler.
+
+    Parameters
+    ----------
+    schedulers : iterable of JobBill
+        Its scheduler jobs.
+    served : mapping of str to float or None
+        By the ids of jobs whose scheduler was there, since when, in epoch seconds; None: since the start of the job.
+        The first job of a cluster always had a scheduler.
+    now, over
+        See `bill`.
+    """
+    started = sorted((job for job in schedulers if job.started is not None), key=lambda job: job.started or 0.0)
+    were = [job for number, job in enumerate(started) if not number or job.id in served]
+    ends = [served[job.id] or job.started for job in were[1:]] + [now if over is None else over]
+    pairs = zip(were, ends, strict=False)
+    return [(job.ended, end) for job, end in pairs if job.ended is not None and end is not None and end > job.ended]
+
+
+def _overlap(started: float | None, ran: float, gaps: Sequence[Gap]) -> float:
+    """Return for how many of the seconds that a job ran its cluster had no scheduler."""
+    if started is None:
+        return 0.0
+    return sum(max(0.0, min(started + ran, end) - max(started, begin)) for begin, end in gaps)
+
+
 def _parts(
-    used: JobUsage | None, started: float | None, ran: float | None, gpus: int | None
+    used: JobUsage | None, started: float | None, ran: float | None, gpus: int | None, gaps: Sequence[Gap]
 ) -> tuple[float | None, float | None, float | None]:
-    """Return the GPU hours before the first task of each GPU, with tasks, and without later: together all of them."""
+    """Return the GPU hours before the first task of each GPU, with tasks, and without later.
+
+    Together these are all in which the cluster had a scheduler.
+    """
     if used is None or ran is None or gpus is None:
         return None, None, None
     if started is None:
         return 0.0, 0.0, 0.0
-    paid = gpus * ran
     waits = sorted(min(ran, max(0.0, first - started)) for first in used.firsts)[:gpus]
-    before = sum(waits) + (gpus - len(waits)) * ran
+    waits += [ran] * (gpus - len(waits))
+    paid = gpus * (ran - _overlap(started, ran, gaps))
+    before = sum(wait - _overlap(started, wait, gaps) for wait in waits)
     busy = min(used.busy if gpus else 0.0, paid - before)
     return before / 3600, busy / 3600, max(0.0, paid - before - busy) / 3600
 
@@ -283,5 +328,5 @@ def total(values: Iterable[float | None]) -> float:
 
 
 def share(jobs: Iterable[JobBill], part: str, of: float) -> Share:
-    """Return how much of all GPU hours is of one part: ``"before"``, ``"busy"`` or ``"after"``."""
+    """Return how much of all GPU hours is of one part: ``"before"``, ``"busy"``, ``"after"`` or ``"waiting"``."""
     return Share(total(getattr(job, part) for job in jobs), of)

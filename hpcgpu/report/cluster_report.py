@@ -9,25 +9,29 @@ from __future__ import annotations
 import html
 import textwrap
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dask.utils import format_bytes
 
 from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.batch.reasons import FORGOTTEN
 from hpcgpu.display.counts_and_durations import MANY, counted, duration
 from hpcgpu.display.html_tables import facts, table
+from hpcgpu.display.job_info import JobInfo
 from hpcgpu.display.job_summary import examples, summary
 from hpcgpu.display.text_columns import aligned, below, columns
 from hpcgpu.errors import BatchError, OptionError
+from hpcgpu.existing_clusters.between_schedulers import between_schedulers
 from hpcgpu.existing_clusters.lookup import batch_of, system_of
 from hpcgpu.existing_clusters.query_jobs import known
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import run
 from hpcgpu.report.advice import advice
-from hpcgpu.report.bill import JobBill, Share, bill, gpus_of, share, total
+from hpcgpu.report.bill import Gap, JobBill, Share, bill, gpus_of, share, total, without_scheduler
 from hpcgpu.runtime.scheduler_connection import answer_of
 from hpcgpu.store import saved_options, usage_file
 from hpcgpu.store.directory import ClusterDirectory
@@ -61,6 +65,8 @@ class Report:
         Two sentences at most.
     problems : list of str
         What is not known, and why.
+    restart : list of str
+        As in `hpcgpu.existing_clusters.snapshot.Snapshot`.
     """
 
     name: str
@@ -71,6 +77,7 @@ class Report:
     jobs: list[JobBill] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    restart: list[str] = field(default_factory=list)
 
     @property
     def gpu_hours(self) -> float:
@@ -88,7 +95,10 @@ class Report:
         return len(self._shown(False)) < len(self.jobs)
 
     def share(self, part: str) -> Share:
-        """Return how much of the GPU hours was ``"before"`` the first task, ``"busy"``, or idle ``"after"`` it."""
+        """Return how much of the GPU hours was ``"before"`` the first task, ``"busy"``, or idle ``"after"`` it.
+
+        And how much was ``"waiting"`` for the next scheduler.
+        """
         return share(self.jobs, part, self.gpu_hours)
 
     def as_json(self) -> dict[str, Any]:
@@ -101,6 +111,7 @@ class Report:
             "before": _sum(job.before for job in workers),
             "busy": _sum(job.busy for job in workers),
             "after": _sum(job.after for job in workers),
+            "waiting": _sum(job.waiting for job in workers),
             "tasks_done": None if done is None else int(done),
             "tasks_lost": None if lost is None else int(lost),
         }
@@ -142,6 +153,7 @@ class Report:
             lines.append(("tasks", f"{done:.0f} done, {lost:.0f} lost with workers; {moved}"))
         if len(self.jobs) > MANY:
             lines.append(("jobs", f"{len(self.jobs)}: {summary(self.jobs)}; a few of them:"))
+        lines += [("restart" if not number else "", text) for number, text in enumerate(self.restart)]
         lines += [("advice", text) for text in self.advice]
         lines += [("not known", text) for text in self.problems]
         return [(name, printable(text, None)) for name, text in lines]
@@ -151,6 +163,8 @@ class Report:
         named = (("busy", "with tasks"), ("before", "before the first task"), ("after", "idle after the first task"))
         parts = [(self.share(part), words) for part, words in named]
         parts.append((Share(self.scheduler_gpu_hours, self.gpu_hours), "of the scheduler job"))
+        if (waiting := self.share("waiting")).hours:
+            parts.append((waiting, "waiting for the next scheduler"))
         rest = self.gpu_hours - sum(part.hours for part, _ in parts)
         if rest > 0.005 * self.gpu_hours:
             parts.append((Share(rest, self.gpu_hours), "of jobs without usage data"))
@@ -219,20 +233,22 @@ def report(directory: ClusterDirectory) -> Report:
     except BatchError as error:
         problems.append(str(error))
     problems += _more_connected(submits, options, kept.jobs)
-    over = directory.ended_at()
+    over, left = directory.ended_at(), contact.job_id if contact is not None else ""
     written = max((job.last for job in kept.jobs.values()), default=None) if kept.whole else None
-    jobs = [
-        bill(
-            submit,
-            kept.jobs.get(submit.job_id or ""),
-            statuses.get(submit.job_id or ""),
-            gpus,
-            now=now,
-            over=over,
-            written=written,
-        )
-        for submit, gpus in (*((one, gpus_of(one, options, kept.jobs)) for one in submits), *by_hand)
-    ]
+
+    def billed(submit: Submit, gpus: int | None, gaps: Sequence[Gap] = ()) -> JobBill:
+        job_id = submit.job_id or ""
+        used, status = kept.jobs.get(job_id), statuses.get(job_id)
+        return bill(submit, used, status, gpus, now=now, over=over, written=written, gaps=gaps)
+
+    counted_jobs = [*((one, gpus_of(one, options, kept.jobs)) for one in submits), *by_hand]
+    gaps = list[Gap]()
+    if options is not None and options.options.cluster.on_scheduler_end == "restart":
+        schedulers = [billed(submit, gpus) for submit, gpus in counted_jobs if submit.kind == "scheduler"]
+        served = {left: None, **{job.id: next(iter(job.firsts), None) for job in kept.jobs.values()}}
+        gaps = without_scheduler(schedulers, served, now=now, over=over)
+    jobs = [billed(submit, gpus, gaps) for submit, gpus in counted_jobs]
+    restart = between_schedulers(directory, [_info(job) for job in jobs], now=now)
     return Report(
         name=directory.path.name,
         system=system_of(directory),
@@ -242,6 +258,27 @@ def report(directory: ClusterDirectory) -> Report:
         jobs=jobs,
         advice=advice(jobs, kept.jobs.values()),
         problems=[*problems, *_unknown(jobs), *directory.damage()],
+        restart=restart.sentences if restart is not None else [],
+    )
+
+
+def _info(job: JobBill) -> JobInfo:
+    """Return a job of a cluster without a scheduler, as other commands show it."""
+    return JobInfo(
+        id=job.id,
+        kind=job.kind,
+        name=job.name,
+        state=job.state if job.state not in ("ended", "unknown") else JobState.UNKNOWN.value,
+        reason=FORGOTTEN if job.state == "ended" else job.reason,
+        waited=job.waited or 0.0,
+        node="",
+        workers=0,
+        log=Path(),
+        group=job.group,
+        gpus=job.gpus or 0,
+        submitted=job.submitted,
+        started=job.started,
+        ended=job.ended,
     )
 
 
@@ -304,6 +341,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 def _row(job: JobBill) -> tuple[str, ...]:
     use = (job.utilization_mean, job.utilization_peak)
     memory = (job.memory_mean, job.memory_peak, job.memory_total)
+    waited = f"; {_number(job.waiting)} GPU hours waiting for the next scheduler" if job.waiting else ""
     return (
         job.id or "-",
         job.name,
@@ -314,7 +352,7 @@ def _row(job: JobBill) -> tuple[str, ...]:
         "-" if None in memory else "/".join(f"{value / 2**30:.3g}" for value in memory if value is not None) + " GiB",
         *("-" if value is None else str(value) for value in (job.tasks_done, job.tasks_lost)),
         *(_size(value) for value in (job.sent, job.spilled)),
-        f"{job.state}: {job.reason}" if job.reason else job.state,
+        ": ".join(filter(None, [job.state, job.reason])) + waited,
     )
 
 

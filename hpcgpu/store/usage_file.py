@@ -65,7 +65,8 @@ class JobUsage:
     gpus : int
         GPUs whose workers were ever connected.
     firsts : list of float
-        For each worker that ever had tasks, epoch seconds at which it had some for the first time.
+        For each worker that ever had tasks, epoch seconds at which it had some for the first time. For a scheduler,
+        when it was there.
     seconds, busy : float
         Seconds in which workers were connected, and seconds in which they had tasks or their GPU computed. If two
         workers were connected, a second counts twice.

@@ -186,10 +186,16 @@ def test_commands_say_what_worker_jobs_wait_for_between_two_schedulers(
             assert "restarting" in text and "does not answer" not in text and "unreachable" not in text, (where, text)
         assert shown["status"].count("waits for the next one") == 1
         assert f"job {following} is its next scheduler job" in command_line("list").stdout
+        report = cluster.report()
+        [job] = [job for job in report.jobs if job.name == "demo-0"]
+        assert job.waiting and ends in report.text(1000) and waits in report.text(1000), report
+        assert " waiting for the next scheduler" in report.text(1000)
         hold.unlink()
         cluster.wait_for_workers(2)
         until(lambda: "restart" not in command_line("status", "demo").stdout, "it is over")
         assert "next scheduler job" not in command_line("list").stdout + repr(cluster)
+        [later] = [job for job in cluster.report().jobs if job.name == "demo-0"]
+        assert later.waiting is not None and later.waiting >= job.waiting and not cluster.report().restart
     assert live(queue) == []
 
 

@@ -15,7 +15,7 @@ from hpcgpu.cli.json_types import ReportJSON
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.report import cluster_report as report_module
 from hpcgpu.report.advice import advice
-from hpcgpu.report.bill import JobBill, bill
+from hpcgpu.report.bill import JobBill, bill, without_scheduler
 from hpcgpu.report.cluster_report import Report
 from hpcgpu.store import saved_options
 from hpcgpu.store.cluster_json import FORMAT
@@ -53,6 +53,38 @@ def test_what_was_paid_is_before_the_first_task_with_tasks_or_idle_later() -> No
     assert parts(two) == (8, 5, 2, 1), "the second GPU never had a task"
     both = bill(submit(), used(firsts=[2 * HOUR, 3 * HOUR], busy=4 * HOUR), ENDED, 2, now=9 * HOUR)
     assert parts(both) == (8, 3, 4, 1)
+
+
+def test_what_a_job_costs_while_it_waits_for_the_next_scheduler_is_a_part_of_its_own() -> None:
+    later = bill(submit(), used(busy=HOUR), ENDED, 1, now=9 * HOUR, gaps=[(3 * HOUR, 4 * HOUR), (5 * HOUR, 6 * HOUR)])
+    assert (*parts(later), later.waiting) == (4, 1, 1, 1, 1)
+    early = bill(submit(), used(busy=HOUR), ENDED, 2, now=9 * HOUR, gaps=[(0.0, 1.5 * HOUR)])
+    assert (*parts(early), early.waiting) == (8, 0.5 + 3.5, 1, 2, 1), "the second GPU never had a task"
+    silent = bill(submit(), None, ENDED, 2, now=9 * HOUR, gaps=[(3 * HOUR, 9 * HOUR)])
+    assert (*parts(silent), silent.waiting) == (8, None, None, None, 4)
+    assert bill(submit(), used(), ENDED, 1, now=9 * HOUR).waiting == 0
+    assert bill(submit(kind="scheduler"), None, ENDED, 1, now=9 * HOUR, gaps=[(2 * HOUR, 3 * HOUR)]).waiting is None
+
+
+def test_a_cluster_has_no_scheduler_from_the_end_of_one_to_the_start_of_the_next_that_serves() -> None:
+    def scheduler(number: int, state: JobState, start: float | None = None, end: float | None = None) -> JobBill:
+        name = submit(name=f"demo-scheduler{number}", kind="scheduler", job_id=str(number))
+        return bill(name, None, dataclasses.replace(status(state), start=start, end=end), 1, now=9 * HOUR)
+
+    first = scheduler(1, JobState.TIMEOUT, 60.0, 2 * HOUR)
+    never = scheduler(2, JobState.FAILED, 3 * HOUR, 3.1 * HOUR)
+    serves = scheduler(3, JobState.RUNNING, 4 * HOUR)
+    assert without_scheduler([first], {}, now=9 * HOUR) == [(2 * HOUR, 9 * HOUR)]
+    assert without_scheduler([first, scheduler(2, JobState.PENDING)], {}, now=9 * HOUR) == [(2 * HOUR, 9 * HOUR)]
+    assert without_scheduler([first, never, serves], {"3": None}, now=9 * HOUR) == [(2 * HOUR, 4 * HOUR)]
+    assert without_scheduler([first, serves], {"3": 5 * HOUR}, now=9 * HOUR) == [(2 * HOUR, 5 * HOUR)]
+    assert without_scheduler([first, never, serves], {"1": None}, now=9 * HOUR) == [(2 * HOUR, 9 * HOUR)], (
+        "it starts yet"
+    )
+    assert without_scheduler([first], {}, now=9 * HOUR, over=2 * HOUR - 1) == [], "it was closed"
+    early = scheduler(2, JobState.RUNNING, HOUR)
+    assert without_scheduler([first, early], {"2": None}, now=9 * HOUR) == [], "it was there before the first one ended"
+    assert without_scheduler([], {}, now=9 * HOUR) == []
 
 
 @pytest.mark.parametrize("firsts", [[], [0.0], [9 * HOUR], [2 * HOUR] * 9])
