@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, overload, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, overload, runtime_checkable
 
 from distributed import Client
 from distributed.comm import CommClosedError
@@ -18,6 +19,7 @@ from distributed.core import connect
 from hpcgpu.batch.base import JobState
 from hpcgpu.client.connect import directory_of
 from hpcgpu.client.held_client import HeldClient
+from hpcgpu.client.lost_scheduler import next_address
 from hpcgpu.dask_scheduler.held_workers import lost_words
 from hpcgpu.dask_scheduler.rpc_types import HeldWorkerInfo
 from hpcgpu.dask_worker.run_ranked import free_port, run_ranked
@@ -30,6 +32,8 @@ from hpcgpu.options import values
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.store.directory import ClusterDirectory
 
+_T = TypeVar("_T")
+
 #: Seconds in which the scheduler reports the loss of a worker after a call on it has failed.
 _REPORTED = 10.0
 
@@ -38,6 +42,9 @@ _ANSWERED = 10.0
 
 #: Seconds in which the queue reports the end of a job whose worker is lost.
 _ENDED = 20.0
+
+#: Seconds between two looks at what a client does that waits for a scheduler.
+_LOOK = 0.2
 
 #: The workers that this program holds, each set with the thread or the asyncio task that runs its block. Each of the
 #: program's event loops adds and removes its own sets, in its own thread.
@@ -55,6 +62,7 @@ class _Manager(Protocol):
     """What manages the jobs of a cluster."""
 
     def hold_wait(self, n_workers: int, resources: Mapping[str, float], beside: Collection[str]) -> _HoldWait: ...
+    async def start(self) -> None: ...
 
 
 class _OwnCluster(Protocol):
@@ -64,6 +72,14 @@ class _OwnCluster(Protocol):
     def manager(self) -> _Manager: ...
     @property
     def jobs(self) -> Iterable[JobInfo]: ...
+
+
+class _Cluster(_OwnCluster, Protocol):
+    """A cluster whose blocks have clients of their own."""
+
+    scheduler_address: str
+
+    def sync(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> Any: ...
 
 
 def _own_cluster(client: Client) -> _OwnCluster | None:
@@ -227,7 +243,7 @@ class HeldWorkers(Sequence[HeldWorker]):
             message = await self._comm.read()
         except OSError as error:
             self._lost.set()
-            raise ClusterError("the scheduler is gone, and with it all held workers") from error
+            raise ClusterError("the scheduler is gone, and with it all held workers: hold workers again") from error
         self._lost.set()
         name, job = message["lost"], message["job"]
         known = _own_cluster(self._client) is not None or directory_of(self._client) is not None
@@ -286,37 +302,56 @@ class Hold:
 
     Parameters
     ----------
-    closes : bool, default False
-        Whether the client is closed at the end of the block.
+    used : distributed.Client or GPUCluster
+        A client, or a cluster: its block has a client of its own.
     **others
         As those of `hold`; the timeout in seconds.
     """
 
+    client: Client
+
     def __init__(
         self,
-        client: Client,
+        used: Client | _Cluster,
         n_workers: int,
         *,
         resources: Mapping[str, float] | None,
         timeout: float | None,
         quiet: bool,
-        closes: bool = False,
     ) -> None:
-        self.client, self.n_workers, self.timeout = client, n_workers, timeout
+        self._cluster: _Cluster | None = None
+        if isinstance(used, Client):
+            self.client = used
+        else:
+            self._cluster = used
+        self.n_workers, self.timeout = n_workers, timeout
         self.resources = dict(values.resources("hold: resources", resources)) if resources else None
-        self.quiet, self._closes = quiet, closes
-        self._free = "0 free"
+        self.quiet = quiet
+        self._until = math.inf
+        #: How many workers are free, and why there are not more.
+        self._free, self._why = "0 free", ""
+        self._around: list[HeldWorker] = []
         self._comm: Any = None
         self._runs_in: object = None
 
     def __enter__(self) -> HeldWorkers:
         self._runs_in = threading.current_thread()
+        self._begin()
+        while self._cluster is not None:
+            self._cluster.sync(self._wait_for_cluster, self._cluster)
+            address = self._cluster.scheduler_address
+            try:
+                self.client = Client(self._cluster, set_as_default=False)
+                break
+            except OSError:  # the scheduler may have just ended
+                if not self._cluster.sync(next_address, address):
+                    raise
         try:
             workers: HeldWorkers = self.client.sync(self.__aenter__)
         except BaseException:
             if self._comm is not None:  # Ctrl-C may come when the workers are there already
                 self.client.loop.add_callback(self._comm.abort)
-            if self._closes:
+            if self._cluster is not None:
                 self.client.close()
             raise
         return workers
@@ -325,25 +360,22 @@ class Hold:
         try:
             self.client.sync(self._workers.let_go, error)
         finally:
-            if self._closes:
+            if self._cluster is not None:
                 self.client.close()
 
     async def __aenter__(self) -> HeldWorkers:
+        if not self._runs_in:
+            self._runs_in = asyncio.current_task()
+            self._begin()
+            if self._cluster is not None:
+                await self._wait_for_cluster(self._cluster)
+                self.client = Client(self._cluster, asynchronous=True, set_as_default=False)
         if self.client.asynchronous:
             await self.client
-        self._runs_in = self._runs_in or asyncio.current_task()
-        around = self._held_around()
         try:
-            async with asyncio.timeout(self.timeout) as limit:
-                address, arguments = self.client.scheduler.address, self.client.connection_args
-                self._comm = comm = await connect(address, **arguments)
-                size = {"n_workers": self.n_workers, "resources": self.resources}
-                await comm.write({"op": "hpcgpu_hold", **size, "nested": bool(around)})
-                infos = await self._wait(comm, around)
-                run = self.client.run  # this is the client's event loop, so it returns an awaitable
-                ports = await asyncio.gather(*[run(free_port, one["host"], workers=[one["address"]]) for one in infos])
-            members = [_member(one, port[one["address"]]) for one, port in zip(infos, ports, strict=True)]
-            self._workers = HeldWorkers(self.client, members, comm, self._runs_in)
+            async with asyncio.timeout(self._left) as limit:
+                members = await self._members()
+            self._workers = HeldWorkers(self.client, members, self._comm, self._runs_in)
             with suppress(TimeoutError):  # the workers are there, so a queue that answers late is no error
                 async with asyncio.timeout_at(limit.when()):
                     await self._show_first_end()
@@ -352,18 +384,91 @@ class Hold:
             if self._comm is not None:
                 self._comm.abort()
             if isinstance(error, TimeoutError) and self.timeout is not None:
-                wanted = counted(self.n_workers, "worker")
-                beside = _beside(around)
-                raise TimeoutError(f"hold: {wanted} requested{beside}; after {self.timeout:g} s {self._free}") from None
+                raise self._too_late() from None
             if isinstance(error, CommClosedError):
                 raise ClusterError("hold: the scheduler or a worker was lost before the block began") from error
             raise
+
+    def _begin(self) -> None:
+        self._until = time.monotonic() + (math.inf if self.timeout is None else self.timeout)
+
+    @property
+    def _left(self) -> float | None:
+        """Seconds of the timeout that are left."""
+        return None if self.timeout is None else max(0.0, self._until - time.monotonic())
+
+    def _too_late(self) -> TimeoutError:
+        wanted = f"hold: {counted(self.n_workers, 'worker')} requested{_beside(self._around)}"
+        why = f": {self._why}" if self._why else ""
+        return TimeoutError(f"{wanted}; after {self.timeout:g} s {self._free}{why}")
+
+    async def _wait_for_cluster(self, cluster: _Cluster) -> None:
+        """Wait until a cluster has a scheduler, in its event loop: a client would wait for it without end."""
+        starting = asyncio.ensure_future(cluster.manager.start())
+        starting.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait([starting], timeout=self._left)
+        if not starting.done():
+            self._why = await cluster.manager.hold_wait(self.n_workers, self.resources or {}, []).check()
+            raise self._too_late()
+        await starting
+
+    async def _members(self) -> list[HeldWorker]:
+        """Wait until the workers are there; if the scheduler ends and another one follows, also for that one."""
+        while True:
+            self._comm = comm = await self._connect()
+            address, self._around = self.client.scheduler.address, self._held_around()
+            try:
+                size = {"n_workers": self.n_workers, "resources": self.resources}
+                await comm.write({"op": "hpcgpu_hold", **size, "nested": bool(self._around)})
+                infos = await self._wait(comm, self._around)
+                run = self.client.run  # this is the client's event loop, so it returns an awaitable
+                ports = await asyncio.gather(*[run(free_port, one["host"], workers=[one["address"]]) for one in infos])
+            except CommClosedError:
+                comm.abort()
+                if self._around or not await self._show_while(next_address(address)):
+                    raise
+            else:
+                return [_member(one, port[one["address"]]) for one, port in zip(infos, ports, strict=True)]
+
+    async def _connect(self) -> Any:
+        """Connect to the scheduler of the client; the client may still wait for the next one."""
+        client = self.client
+        while True:
+            address = client.scheduler.address
+            connecting = asyncio.ensure_future(connect(address, **client.connection_args))
+            connecting.add_done_callback(lambda done: done.cancelled() or done.exception())
+            try:
+                while client.status == "running" and client.scheduler.address == address:
+                    await asyncio.wait([connecting], timeout=_LOOK)
+                    if connecting.done():
+                        self._why = ""
+                        return connecting.result()
+            finally:
+                connecting.cancel()
+            await self._show_while(_while_it_connects(client))
+            if client.status != "running":
+                raise ClusterError("hold: the client is closed")
+
+    async def _show_while(self, waits: Coroutine[Any, Any, _T]) -> _T:
+        """Wait for the next scheduler, and show what it waits for."""
+        own, waiting = _own_cluster(self.client), asyncio.ensure_future(waits)
+        wait = own.manager.hold_wait(self.n_workers, self.resources or {}, []) if own is not None else None
+        self._free, self._why = "0 free", "its scheduler is lost"
+        try:
+            with Progress(self.quiet) as progress:
+                while not waiting.done():
+                    progress.update(f"waiting for {counted(self.n_workers, 'worker')} to hold", self._why)
+                    await asyncio.wait([waiting], timeout=_LOOK)
+                    self._why = await wait.check() if wait is not None else self._why
+            return waiting.result()
+        finally:
+            waiting.cancel()
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             await self._workers.let_go(error)
         finally:
-            if self._closes:
+            if self._cluster is not None:
                 await self.client.close()
 
     async def _show_first_end(self) -> None:
@@ -378,7 +483,7 @@ class Hold:
 
     async def _wait(self, comm: Any, around: Sequence[HeldWorker]) -> list[HeldWorkerInfo]:
         """Wait until the scheduler gives the workers, beside those that the blocks around this one hold."""
-        reading, wait, why = _reading(comm), None, ""
+        reading, wait = _reading(comm), None
         if (own := _own_cluster(self.client)) is not None:
             wait = own.manager.hold_wait(self.n_workers, self.resources or {}, [worker.job for worker in around])
         began = time.monotonic()
@@ -399,7 +504,7 @@ class Hold:
                     reading = _reading(comm)
                 if wait is not None:
                     try:
-                        why = await wait.check()
+                        self._why = await wait.check()
                     except ClusterError as error:
                         if not around:
                             raise
@@ -407,8 +512,13 @@ class Hold:
                         raise ClusterError(f"hold: {wanted} requested{_beside(around)}: {error}") from error
                 progress.update(
                     f"waiting for {counted(self.n_workers, 'worker')} to hold",
-                    f"{self._free}, for {duration(time.monotonic() - began)}{'; ' if why else ''}{why}",
+                    f"{self._free}, for {duration(time.monotonic() - began)}{'; ' if self._why else ''}{self._why}",
                 )
+
+
+async def _while_it_connects(client: Client) -> None:
+    while client.status == "connecting":
+        await asyncio.sleep(_LOOK)
 
 
 def hold(

@@ -110,6 +110,12 @@ def explain_loss_by_queue(address: str, directory: ClusterDirectory) -> None:
         follow(address, lambda: _next_contact(directory, address))
 
 
+async def next_address(address: str) -> str:
+    """Wait for the next scheduler after the one at this address; return its address, or nothing if none follows."""
+    wait = _successors.get(address)
+    return await wait() if wait is not None else ""
+
+
 async def _next_contact(directory: ClusterDirectory, address: str) -> str:
     """Wait until a cluster has another scheduler, and return its address; empty if there is none, or this one lives."""
     while await in_thread(_restarts, directory):
@@ -152,8 +158,7 @@ async def _cancel_all(client: Client, *, always: bool = False) -> None:
 
 async def _follow(client: Client, reconnect: Callable[[Client], Awaitable[Any]]) -> None:
     """Connect again: to the next scheduler of the cluster if there is one. What is submitted meanwhile goes there."""
-    wait = _successors.get(client.scheduler.address) if client.scheduler is not None else None
-    if wait is not None and (address := await wait()):
+    if client.scheduler is not None and (address := await next_address(client.scheduler.address)):
         client.scheduler = client.rpc(address)
     else:
         await reconnect(client)

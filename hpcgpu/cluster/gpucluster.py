@@ -292,12 +292,11 @@ class GPUCluster(ClusterInspection):
         self._check_usable()
         number = n_workers or (jobs or 0) * self.options.worker.workers_per_job
         return Hold(
-            Client(self, asynchronous=self.asynchronous, set_as_default=False),
+            self,
             number,
             resources=resources,
             timeout=None if timeout is None else values.time_limit("hold: timeout", timeout),
             quiet=self.options.cluster.quiet,
-            closes=True,
         )
 
     # Packages

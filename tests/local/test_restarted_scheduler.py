@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import Client
@@ -19,10 +21,11 @@ from fake_pbs import Site
 import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError, PBSGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.client.hold import Hold
 from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.existing_clusters.lookup import locate
 from tests.conftest import live, told
-from tests.helpers import CPU, GPU, messages, waits_for_file
+from tests.helpers import CPU, GPU, messages, travels, waits_for_file
 from tests.helpers import hpcgpu as command_line
 
 pytestmark = pytest.mark.shows("A scheduler job that ends too early, and is restarted")
@@ -197,6 +200,57 @@ def test_commands_say_what_worker_jobs_wait_for_between_two_schedulers(
         [later] = [job for job in cluster.report().jobs if job.name == "demo-0"]
         assert later.waiting is not None and later.waiting >= job.waiting and not cluster.report().restart
     assert live(queue) == []
+
+
+def test_a_program_that_holds_workers_waits_for_the_next_scheduler(
+    queue: LocalQueue, tmp_path: Path, until: Until
+) -> None:
+    hold = tmp_path / "hold"
+    scheduler = {"job_script_prologue": [f"while [ -e {hold} ]; do sleep 0.1; done"]}
+    with LocalGPUCluster(name="demo", jobs=1, **RESTART, resources={"x": 1}, scheduler=scheduler) as cluster:
+        cluster.wait_for_workers(1)
+        with cluster.get_client() as client, told(GONE), cluster.hold(1, resources={"x": 1}) as workers:
+            hold.touch()
+            threading.Timer(1, end_scheduler, [client, signal.SIGKILL]).start()
+            with pytest.raises(ClusterError, match=r"with it all held workers: hold workers again"):
+                workers.run(time.sleep, 1000)
+            until(lambda: len(cluster.jobs) == 3, "another job is submitted")
+            for held in (cluster, client):
+                waits = (
+                    "hold: 1 worker requested; after 1 s 0 free: the next scheduler is not there yet: scheduler job "
+                )
+                with pytest.raises(TimeoutError, match=waits):
+                    hold_by(held, timeout="1s").__enter__()
+        threading.Timer(1, hold.unlink).start()
+        with hold_by(cluster) as workers:
+            assert workers.run(pow, 2, 5) == [32]
+        with (
+            hpcgpu.connect("demo", quiet=True, set_as_default=False) as other,
+            hold_by(other),
+            ThreadPoolExecutor(2) as threads,
+            told(GONE),
+        ):
+            waiting = [threads.submit(held_and_let_go, held) for held in (cluster, other)]
+            until(lambda: other.run_on_scheduler(requests_that_wait) == 2, "they wait")
+            end_scheduler(other, signal.SIGKILL)
+            assert [one.result(120) for one in waiting] == [[32], [32]], "they wait while the scheduler ends, too"
+    assert live(queue) == []
+
+
+def hold_by(held: GPUCluster | Client, timeout: str | None = None) -> Hold:
+    if isinstance(held, GPUCluster):
+        return held.hold(1, resources={"x": 1}, timeout=timeout)
+    return hpcgpu.hold(held, 1, resources={"x": 1}, timeout=timeout)
+
+
+@travels
+def requests_that_wait(dask_scheduler: Any) -> int:
+    return sum(not hold.members for hold in dask_scheduler.plugins["hpcgpu"].holds._holds)
+
+
+def held_and_let_go(held: GPUCluster | Client) -> object:
+    with hold_by(held) as workers:
+        return workers.run(pow, 2, 5)
 
 
 def log_of(cluster: GPUCluster, name: str) -> str:
