@@ -13,6 +13,9 @@ from hpcgpu import errors
 from hpcgpu.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
+    from hpcgpu.checkpoints.save_and_restore import Checkpoint as Checkpoint
+    from hpcgpu.checkpoints.save_and_restore import checkpoint as checkpoint
+    from hpcgpu.checkpoints.save_and_restore import restore as restore
     from hpcgpu.client.connect import connect as connect
     from hpcgpu.client.hold import HeldWorker as HeldWorker
     from hpcgpu.client.hold import HeldWorkers as HeldWorkers
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Checkpoint": "hpcgpu.checkpoints.save_and_restore",
     "GPUCluster": "hpcgpu.cluster.gpucluster",
     "GPUInfo": "hpcgpu.existing_clusters.snapshot",
     "HeldWorker": "hpcgpu.client.hold",
@@ -41,13 +45,16 @@ _HOMES = {
     "SlurmGPUCluster": "hpcgpu.cluster.system_classes",
     "SlurmGPURunner": "hpcgpu.runner",
     "Snapshot": "hpcgpu.existing_clusters.snapshot",
+    "checkpoint": "hpcgpu.checkpoints.save_and_restore",
     "connect": "hpcgpu.client.connect",
     "hold": "hpcgpu.client.hold",
+    "restore": "hpcgpu.checkpoints.save_and_restore",
     "snapshot": "hpcgpu.existing_clusters.snapshot",
     "upload_package": "hpcgpu.client.upload_package",
 }
 
 __all__ = [
+    "Checkpoint",
     "GPUCluster",
     "GPUInfo",
     "HeldWorker",
@@ -59,8 +66,10 @@ __all__ = [
     "SlurmGPURunner",
     "Snapshot",
     "__version__",
+    "checkpoint",
     "connect",
     "hold",
+    "restore",
     "snapshot",
     "upload_package",
 ]

@@ -19,6 +19,7 @@
     │   └── NameLost                 another cluster has the name and the directory now
     ├── NotTrusted                   somebody else can change a file or directory                 (also a RuntimeError)
     ├── Damaged                      a file does not hold what hpcgpu writes there                (also a ValueError)
+    ├── CheckpointError              data of a cluster could not be saved or restored             (also a RuntimeError)
     ├── CertificateError             the cluster's certificate cannot be used now
     ├── AuthenticationError          the other side of a connection does not belong to the cluster
     └── LaunchError                  the first step of a job cannot start its scheduler or workers
@@ -38,6 +39,7 @@ __all__ = [
     "BatchUnavailable",
     "Cancelled",
     "CertificateError",
+    "CheckpointError",
     "ClusterError",
     "ClusterExists",
     "ClusterWarning",
@@ -238,6 +240,13 @@ class Damaged(HpcgpuError, ValueError):
 
     A full disk or an editor can be the cause. ``hpcgpu stop NAME`` cancels the jobs that the rest of the cluster
     directory names. Then start the cluster again.
+    """
+
+
+class CheckpointError(HpcgpuError, RuntimeError):
+    """Data of a cluster could not be saved or restored; the message says why, and which version stays.
+
+    Nothing that was saved before is lost. Mend the cause, such as a full disk, and save again.
     """
 
 

@@ -72,6 +72,7 @@ class ClusterArguments(TypedDict, total=False):
     security: bool | Literal["authenticated"] | None
     cluster_directory: str | Path | None
     log_directory: str | Path | None
+    checkpoint_directory: str | Path | None
     template_directory: str | Path | None
     idle_timeout: str | float | timedelta | None
     lease: str | float | timedelta | None

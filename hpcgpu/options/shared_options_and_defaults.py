@@ -339,6 +339,11 @@ class ClusterOptions:
     log_directory: Path | None = option(
         parse=values.directory, doc="Directory of the jobs' logs. Default: `logs` in the cluster's own directory."
     )
+    checkpoint_directory: Path | None = option(
+        parse=values.directory,
+        doc="Directory on the shared filesystem, with room for the data, in which `cluster.checkpoint` saves and from "
+        "which `cluster.restore` reads, such as '$SCRATCH/checkpoints'.",
+    )
     template_directory: Path | None = option(
         parse=values.existing_directory,
         doc="Directory of your own templates. Templates that it does not have come from hpcgpu.",

@@ -12,8 +12,8 @@ import errno
 import os
 import stat
 import time
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 #: The most bytes that are read of a file.
 LIMIT = 64 << 20
@@ -23,7 +23,7 @@ _TIMEOUT, _PAUSE = 6.0, 0.02
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
-def opened(path: Path) -> BinaryIO:
+def opened(path: Path) -> BufferedReader:
     """Open a file of this user or of root for reading.
 
     Raises

@@ -29,6 +29,7 @@ LAYERS = (
     "scripts",
     "runtime",
     "dask_worker",
+    "checkpoints",
     "dask_scheduler",
     "existing_clusters",
     "client",

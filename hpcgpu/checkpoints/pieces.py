@@ -1,0 +1,135 @@
+"""The pieces of a checkpoint: one file for each result, which the worker that has the result writes.
+
+The name of a file is the hash of its content. So a piece that another checkpoint has already is not written again, and
+a reader notices each change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distributed.protocol import deserialize, serialize
+
+from hpcgpu.errors import Damaged
+from hpcgpu.posix import checked_files
+
+#: Results of GPU libraries are written as what they are in host memory ("dask"); "cuda" would need a GPU to read.
+_SERIALIZERS = ("dask", "pickle")
+#: The size of the head is written in so many bytes, at the beginning.
+_SIZE = 8
+#: The head and each buffer end at a multiple of so many bytes, because libraries read numbers that are aligned.
+_ALIGNED = 64
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file of a checkpoint.
+
+    Attributes
+    ----------
+    digest : str
+        SHA-256 of its content, and its name.
+    size : int
+        Bytes.
+    """
+
+    digest: str
+    size: int
+
+
+def write(value: Any, directory: Path, known: Sequence[Path] = ()) -> tuple[Piece, bool]:
+    """Write a value into a directory. It is there whole, or not at all.
+
+    Return the piece, and whether it was written: a checkpoint may have it already.
+
+    Parameters
+    ----------
+    value : object
+    directory : Path
+    known : sequence of Path
+        Directories that may have the piece already. It becomes a hard link then.
+
+    Raises
+    ------
+    OSError
+        It cannot be written.
+    """
+    header, frames = serialize(value, serializers=_SERIALIZERS, on_error="raise")
+    views = [pickle.PickleBuffer(frame).raw() for frame in frames]
+    head = pickle.dumps((header, [len(view) for view in views]))
+    parts: list[bytes | memoryview] = [len(head).to_bytes(_SIZE, "little") + head + bytes(_gap(_SIZE + len(head)))]
+    for view in views:
+        parts += [view, bytes(_gap(len(view)))]
+    hashed, size = hashlib.sha256(), sum(len(part) for part in parts)
+    for part in parts:
+        hashed.update(part)
+    target = directory / hashed.hexdigest()
+    if _linked(target, size, known):
+        return Piece(target.name, size), False
+    temporary = directory / f".{secrets.token_hex(8)}"
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(target)
+    except OSError as error:
+        error.filename = str(directory)  # that of a full disk names no file
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Piece(target.name, size), True
+
+
+def _linked(target: Path, size: int, known: Sequence[Path]) -> bool:
+    """Whether a piece is in its directory now without being written: it was there, or in another one."""
+    for directory in (target.parent, *known):
+        there = directory / target.name
+        with contextlib.suppress(OSError):
+            with checked_files.opened(there) as file:
+                if os.fstat(file.fileno()).st_size != size:
+                    continue
+            if directory != target.parent:
+                os.link(there, target)
+            return True
+    return False
+
+
+def read(directory: Path, digest: str, size: int) -> Any:
+    """Return the value of a piece.
+
+    Raises
+    ------
+    OSError
+        It cannot be read, or belongs to another user.
+    Damaged
+        It is not what was written.
+    """
+    path, content = directory / digest, bytearray(size)
+    with checked_files.opened(path) as file:
+        complete = file.readinto(content) == size and not file.read(1)
+    if not complete or hashlib.sha256(content).hexdigest() != digest:
+        raise Damaged(f"{path} is damaged: it is not what was written")
+    whole = memoryview(content)
+    begin = _SIZE + int.from_bytes(whole[:_SIZE], "little")
+    header, lengths = pickle.loads(whole[_SIZE:begin])  # of this user, and unchanged
+    frames = []
+    for length in lengths:
+        begin += _gap(begin)
+        frames.append(whole[begin : begin + length])
+        begin += length
+    return deserialize(header, frames)
+
+
+def _gap(size: int) -> int:
+    """Return how many bytes are left out after so many."""
+    return -size % _ALIGNED

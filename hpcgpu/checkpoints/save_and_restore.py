@@ -1,0 +1,269 @@
+"""Saves data of a cluster as a checkpoint, and restores it: `hpcgpu.checkpoint` and `hpcgpu.restore`."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+from distributed import Client, Future, wait
+
+from hpcgpu.checkpoints import pieces, structure, versions
+from hpcgpu.checkpoints.versions import NewVersion, Version
+from hpcgpu.display.counts_and_durations import counted, duration
+from hpcgpu.display.progress import Progress
+from hpcgpu.display.warn import warn
+from hpcgpu.errors import CheckpointError, Damaged, HpcgpuError
+from hpcgpu.posix.full_disk import file_error
+from hpcgpu.posix.threads import in_thread
+
+#: How many versions are kept by default.
+KEEP = 2
+#: Seconds between two signs that this program still writes.
+_SIGN = 60.0
+#: Seconds between two lines that show how much is done.
+_LOOK = 0.5
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What was saved.
+
+    Attributes
+    ----------
+    path : Path
+        The folder of this version.
+    size : int
+        Bytes of all its files.
+    written : int
+        Bytes that were written; the last version had the others already.
+    """
+
+    path: Path
+    size: int
+    written: int
+
+
+def checkpoint(
+    client: Client, data: Any, path: str | Path, *, name: str, keep: int = KEEP, quiet: bool = False
+) -> Checkpoint | Awaitable[Checkpoint]:
+    """Save results of a cluster on the shared disk. Each result is written by a worker that has it.
+
+    The new version appears when all of it is on the disk. If it fails, or if the program is killed, the last version
+    stays. Results that the last version has too are not written again.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        If it is asynchronous, await what this function returns.
+    data : dask collection, future, list, tuple or dict
+        Collections and futures, also in lists, tuples and dictionaries. What is not computed yet is computed.
+    path : str or Path
+        A directory that this program and all workers see, with room for the data. It need not exist.
+    name : str
+        The directory of the checkpoint in `path`.
+    keep : int, default 2
+        How many versions are kept.
+    quiet : bool, default False
+        Show no progress.
+
+    Raises
+    ------
+    OptionError
+        `name` cannot be the name of a directory.
+    CheckpointError
+        A result could not be computed, pickled or written, because the disk is full for example.
+    NotTrusted
+        Other users can change the directory.
+    """
+    directory = versions.place(path, name)
+    form, futures = structure.take_apart(data, client)
+    saved: Any = client.sync(_save, client, form, futures, directory, max(keep, 1), quiet)
+    return saved  # type: ignore[no-any-return]
+
+
+def restore(
+    client: Client,
+    path: str | Path,
+    *,
+    name: str,
+    resources: Mapping[str, float] | None = None,
+    quiet: bool = False,
+) -> Any:
+    """Return the data of a checkpoint: on any later cluster, of any size.
+
+    The results are read by the workers, and are in their memory then. A version that is damaged is left out with a
+    warning, and the version before it is restored.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        If it is asynchronous, await what this function returns.
+    path : str or Path
+        As in `checkpoint`.
+    name : str
+    resources : mapping, optional
+        The Dask resources that a worker must have to read a result. With groups of workers without GPUs, results of
+        GPU libraries need it.
+    quiet : bool, default False
+        Show no progress.
+
+    Returns
+    -------
+    dask collection, future, list, tuple or dict
+        As it was saved; the collections are persisted.
+
+    Raises
+    ------
+    CheckpointError
+        There is no checkpoint of this name, or no version of it can be restored.
+    NotTrusted
+        Other users can change the directory: what is restored may run code.
+    """
+    return client.sync(_restore, client, versions.place(path, name), resources, quiet)
+
+
+async def _save(
+    client: Client, form: Any, futures: list[Future], directory: Path, keep: int, quiet: bool
+) -> Checkpoint:
+    try:
+        new = await in_thread(NewVersion, directory)
+    except OSError as error:
+        raise _not_saved(directory, error) from error
+    writes = client.map(
+        pieces.write,
+        futures,
+        directory=new.folder,
+        known=new.known,
+        key=f"hpcgpu-checkpoint-{secrets.token_hex(8)}",
+        pure=False,
+    )
+    try:
+        with Progress(quiet) as progress:
+            answers = await _done(
+                asyncio.ensure_future(client.gather(writes)), writes, progress, f"saving {directory.name}", new.lives
+            )
+            of_structure = await in_thread(pieces.write, cloudpickle.dumps(form), new.folder)
+            found, structure_piece = [piece for piece, _ in answers], of_structure[0]
+            complete = functools.partial(new.complete, structure_piece, found, keep=keep)
+            version, folder = await in_thread(complete)
+    except BaseException as error:
+        await client.cancel(writes)
+        await in_thread(new.discard)
+        if isinstance(error, Exception):
+            raise _not_saved(directory, error) from error
+        raise
+    written = {piece.digest: piece.size for piece, fresh in [*answers, of_structure] if fresh}
+    return Checkpoint(folder, version.size, sum(written.values()))
+
+
+async def _restore(client: Client, directory: Path, resources: Mapping[str, float] | None, quiet: bool) -> Any:
+    problems = []
+    with Progress(quiet) as progress:
+        for folder in await in_thread(_trusted, directory):
+            try:
+                data, futures = await load(client, folder, resources)
+                what = f"restoring {directory.name}"
+                await _done(asyncio.ensure_future(wait(futures)), futures, progress, what) if futures else None
+                for future in futures:
+                    if future.status != "finished":
+                        raise await future.exception()
+            except Exception as error:
+                problems.append(f"{folder} cannot be restored: {_why(error)}{await in_thread(_other_software, folder)}")
+                continue
+            if problems:
+                warn(f"{'. '.join(problems)}. Version {folder.name} was restored instead")
+            return data
+    raise CheckpointError(". ".join(problems) or f"there is no checkpoint {directory}")
+
+
+async def load(client: Client, folder: Path, resources: Mapping[str, float] | None = None) -> tuple[Any, list[Future]]:
+    """Return the data of a version, and its futures, which are not waited for.
+
+    Raises
+    ------
+    OSError
+        A file cannot be read.
+    Damaged
+        A file is missing or damaged.
+    """
+    version, form = await in_thread(_structure, folder)
+    remaining, futures = iter(version.pieces), list[Future]()
+
+    def submit(keys: Sequence[Any]) -> list[Future]:
+        read = [next(remaining) for _ in keys]
+        submitted: list[Future] = client.map(
+            functools.partial(pieces.read, folder),
+            [piece.digest for piece in read],
+            [piece.size for piece in read],
+            key=list(keys),
+            resources=dict(resources) if resources else None,
+        )
+        futures.extend(submitted)
+        return submitted
+
+    return structure.put_together(form, submit), futures
+
+
+def _structure(folder: Path) -> tuple[Version, Any]:
+    version = versions.read(folder)
+    form = pieces.read(folder, version.structure.digest, version.structure.size)
+    return version, cloudpickle.loads(form)
+
+
+def _trusted(directory: Path) -> list[Path]:
+    """Return the folders of the versions, newest first, if nobody else can change them."""
+    with suppress(FileNotFoundError):
+        versions.check(directory)
+    return versions.numbered(directory)
+
+
+async def _done(
+    waiting: asyncio.Future[Any],
+    futures: Sequence[Future],
+    progress: Progress,
+    what: str,
+    sign: Callable[[], None] = lambda: None,
+) -> Any:
+    """Wait, show how many futures are done, and give a sign of life from time to time."""
+    began = signed = time.monotonic()
+    while not waiting.done():
+        now = time.monotonic()
+        if now - signed > _SIGN:
+            await in_thread(sign)
+            signed = now
+        done = sum(future.done() for future in futures)
+        progress.update(what, f"{done} of {counted(len(futures), 'piece')} for {duration(now - began)}")
+        await asyncio.wait([waiting], timeout=_LOOK)
+    return await waiting
+
+
+def _not_saved(directory: Path, error: Exception) -> CheckpointError:
+    last = versions.numbered(directory)[:1]
+    stays = f"The last version stays: {last[0]}" if last else "There is no earlier version"
+    return CheckpointError(f"checkpoint {directory} was not saved: {_why(error)}. {stays}")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return file_error(error)
+    return str(error) if isinstance(error, HpcgpuError) else f"{type(error).__name__}: {error}"
+
+
+def _other_software(folder: Path) -> str:
+    """Return which other versions of what the format depends on have saved a version; empty if they are the same."""
+    with suppress(OSError, Damaged):
+        here = versions.software()
+        there = versions.read(folder).software
+        if other := [
+            f"{name} {there[name]}, not {here[name]}" for name in here if there.get(name, here[name]) != here[name]
+        ]:
+            return f" (it was saved with {', '.join(other)})"
+    return ""
