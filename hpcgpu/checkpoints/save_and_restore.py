@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-from distributed import Client, Future, wait
+from distributed import Client, Future
 
 from hpcgpu.checkpoints import pieces, structure, versions
 from hpcgpu.checkpoints.versions import NewVersion, Version
@@ -23,6 +23,9 @@ from hpcgpu.display.warn import warn
 from hpcgpu.errors import CheckpointError, Damaged, HpcgpuError
 from hpcgpu.posix.full_disk import file_error
 from hpcgpu.posix.threads import in_thread
+from hpcgpu.store import saved_datasets
+from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.saved_datasets import SavedDataset
 
 #: How many versions are kept by default.
 KEEP = 2
@@ -83,9 +86,39 @@ def checkpoint(
     NotTrusted
         Other users can change the directory.
     """
-    directory = versions.place(path, name)
+    return save(client, data, Destination(directory=versions.place(path, name), keep=keep, quiet=quiet))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Destination:
+    """Where data are saved, and how.
+
+    Attributes
+    ----------
+    directory : Path
+        Of the checkpoint.
+    keep : int, default 2
+        How many versions are kept.
+    quiet : bool, default False
+        Show no progress.
+    at_a_time : int, optional
+        How many pieces are written at the same time. Default: as many as the workers have threads.
+    cluster : ClusterDirectory, optional
+        If a dataset is published under the name of the checkpoint, it is recorded here: the next scheduler publishes it
+        again.
+    """
+
+    directory: Path
+    keep: int = KEEP
+    quiet: bool = False
+    at_a_time: int | None = None
+    cluster: ClusterDirectory | None = None
+
+
+def save(client: Client, data: Any, to: Destination) -> Checkpoint | Awaitable[Checkpoint]:
+    """Do what `checkpoint` does."""
     form, futures = structure.take_apart(data, client)
-    saved: Any = client.sync(_save, client, form, futures, directory, max(keep, 1), quiet)
+    saved: Any = client.sync(_save, client, form, futures, to)
     return saved  # type: ignore[no-any-return]
 
 
@@ -130,29 +163,29 @@ def restore(
     return client.sync(_restore, client, versions.place(path, name), resources, quiet)
 
 
-async def _save(
-    client: Client, form: Any, futures: list[Future], directory: Path, keep: int, quiet: bool
-) -> Checkpoint:
+async def _save(client: Client, form: Any, futures: list[Future], to: Destination) -> Checkpoint:
+    directory = to.directory
     try:
         new = await in_thread(NewVersion, directory)
     except OSError as error:
         raise _not_saved(directory, error) from error
-    writes = client.map(
-        pieces.write,
-        futures,
-        directory=new.folder,
-        known=new.known,
-        key=f"hpcgpu-checkpoint-{secrets.token_hex(8)}",
-        pure=False,
-    )
+    step, writes, answers = to.at_a_time or max(len(futures), 1), list[Future](), list[Any]()
     try:
-        with Progress(quiet) as progress:
-            answers = await _done(
-                asyncio.ensure_future(client.gather(writes)), writes, progress, f"saving {directory.name}", new.lives
-            )
+        with Progress(to.quiet) as progress:
+            for begin in range(0, len(futures), step):
+                writes = client.map(
+                    pieces.write,
+                    futures[begin : begin + step],
+                    directory=new.folder,
+                    known=new.known,
+                    key=f"hpcgpu-checkpoint-{secrets.token_hex(8)}",
+                    pure=False,
+                )
+                gathering = asyncio.ensure_future(client.gather(writes))
+                answers += await _done(gathering, writes, progress, f"saving {directory.name}", new.lives)
             of_structure = await in_thread(pieces.write, cloudpickle.dumps(form), new.folder)
             found, structure_piece = [piece for piece, _ in answers], of_structure[0]
-            complete = functools.partial(new.complete, structure_piece, found, keep=keep)
+            complete = functools.partial(new.complete, structure_piece, found, keep=max(to.keep, 1))
             version, folder = await in_thread(complete)
     except BaseException as error:
         await client.cancel(writes)
@@ -160,6 +193,8 @@ async def _save(
         if isinstance(error, Exception):
             raise _not_saved(directory, error) from error
         raise
+    if to.cluster is not None and directory.name in await client.list_datasets():
+        await in_thread(saved_datasets.record, to.cluster, SavedDataset(directory.name, str(directory)))
     written = {piece.digest: piece.size for piece, fresh in [*answers, of_structure] if fresh}
     return Checkpoint(folder, version.size, sum(written.values()))
 
@@ -171,10 +206,10 @@ async def _restore(client: Client, directory: Path, resources: Mapping[str, floa
             try:
                 data, futures = await load(client, folder, resources)
                 what = f"restoring {directory.name}"
-                await _done(asyncio.ensure_future(wait(futures)), futures, progress, what) if futures else None
-                for future in futures:
-                    if future.status != "finished":
-                        raise await future.exception()
+                read = asyncio.gather(*(future.exception() for future in futures))
+                for error in await _done(read, futures, progress, what):
+                    if error is not None:
+                        raise error
             except Exception as error:
                 problems.append(f"{folder} cannot be restored: {_why(error)}{await in_thread(_other_software, folder)}")
                 continue

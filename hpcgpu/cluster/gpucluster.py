@@ -17,8 +17,8 @@ from distributed.deploy.spec import NoOpAwaitable
 
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem
-from hpcgpu.checkpoints import save_and_restore
-from hpcgpu.checkpoints.save_and_restore import KEEP, Checkpoint
+from hpcgpu.checkpoints import save_and_restore, versions
+from hpcgpu.checkpoints.save_and_restore import KEEP, Checkpoint, Destination
 from hpcgpu.client.hold import Hold, check_number
 from hpcgpu.client.upload_package import upload
 from hpcgpu.cluster import notebook
@@ -341,7 +341,8 @@ class GPUCluster(ClusterInspection):
     ) -> Checkpoint | Awaitable[Checkpoint]:
         """Save results of this cluster on the shared disk, for this cluster and for later ones.
 
-        See `hpcgpu.checkpoint`.
+        See `hpcgpu.checkpoint`. A dataset that is published under this name is published again by the next scheduler,
+        if the scheduler is restarted.
 
         Parameters
         ----------
@@ -362,10 +363,9 @@ class GPUCluster(ClusterInspection):
         ClusterError
             The cluster has failed, or was closed.
         """
-        place, quiet = self._checkpoint_directory(path), self.options.cluster.quiet
-        return self._with_client(  # type: ignore[no-any-return]
-            futures_of(data), save_and_restore.checkpoint, data, place, name=name, keep=keep, quiet=quiet
-        )
+        place, quiet = versions.place(self._checkpoint_directory(path), name), self.options.cluster.quiet
+        to = Destination(directory=place, keep=keep, quiet=quiet, cluster=self.directory)
+        return self._with_client(futures_of(data), save_and_restore.save, data, to)  # type: ignore[no-any-return]
 
     def restore(
         self, name: str, path: str | Path | None = None, *, resources: Mapping[str, float] | None = None

@@ -103,6 +103,11 @@ def _read(classes: OptionClasses, given: _Given) -> Options:
     )
     worker = _python_inside(worker, given.options)
     _check_worker(worker, classes)
+    if cluster.checkpoint_every and cluster.checkpoint_directory is None:
+        raise OptionError(
+            "checkpoint_every needs checkpoint_directory, for example '$SCRATCH/checkpoints': a directory that all "
+            "nodes see, with room for the published datasets"
+        )
     if given.scheduler == "local":
         if cluster.protocol == "ucx":
             raise OptionError(

@@ -73,6 +73,7 @@ class ClusterArguments(TypedDict, total=False):
     cluster_directory: str | Path | None
     log_directory: str | Path | None
     checkpoint_directory: str | Path | None
+    checkpoint_every: str | float | timedelta | None
     template_directory: str | Path | None
     idle_timeout: str | float | timedelta | None
     lease: str | float | timedelta | None

@@ -29,6 +29,7 @@ from hpcgpu.dask_scheduler.keep_manager_running import ManagerProcess
 from hpcgpu.dask_scheduler.lost_workers_as_failures import CHARGEABLE, LostWorkers
 from hpcgpu.dask_scheduler.manager_requests import Requests
 from hpcgpu.dask_scheduler.measure_usage import Usage
+from hpcgpu.dask_scheduler.published_datasets import PublishedDatasets
 from hpcgpu.dask_scheduler.rpc_types import (
     LoadChanges,
     RequestAnswer,
@@ -120,7 +121,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self.scheduler = scheduler
         self.lease = ManagerLease(scheduler, lease, released)
         self.manager_process: ManagerProcess | None = None
+        self.setup: asyncio.Task[None] | None = None
         self.dashboard: asyncio.Task[None] | None = None
+        self.datasets: PublishedDatasets | None = None
         self.requests = Requests()
         self._stream = WorkerStream()
         #: The workers by address, including those whose removal is not recorded yet.
@@ -215,6 +218,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         """Stop moving tasks, and write the bill; distributed calls this when the scheduler closes."""
         for repeated in self.repeated:
             repeated.stop()
+        if self.datasets is not None:
+            self.datasets.stop()
         await self.usage.stop()
 
     # Workers and their load

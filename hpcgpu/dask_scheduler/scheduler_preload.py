@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,15 +21,18 @@ from distributed.comm.utils import get_tcp_server_address
 
 from hpcgpu.dask_scheduler.add_dashboard import add_dashboard
 from hpcgpu.dask_scheduler.keep_manager_running import ManagerProcess
+from hpcgpu.dask_scheduler.published_datasets import PublishedDatasets
 from hpcgpu.dask_scheduler.scheduler_extension import Extension, install
 from hpcgpu.errors import LaunchError
 from hpcgpu.posix.full_disk import cannot_be_written
 from hpcgpu.runtime import credentials_of_job
 from hpcgpu.runtime.job_identity import job_identity
 from hpcgpu.runtime.scheduler_connection import check_alone
+from hpcgpu.store import saved_datasets
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.removed_directory import directory_exists
+from hpcgpu.store.saved_datasets import SavedDataset
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -70,44 +75,87 @@ async def dask_setup(scheduler: Scheduler) -> None:
     """Publish the contact; distributed calls this once the scheduler listens.
 
     If that is impossible, the job ends: nobody could reach this scheduler.
+
+    A scheduler serves nobody before this function returns. So the datasets of an earlier scheduler are published after
+    it, and before the contact: a client that connects finds them.
     """
     directory = ClusterDirectory(Path(os.environ["HPCGPU_CLUSTER_DIRECTORY"]))
+    with _ending_if_it_fails(directory):
+        extension = _join(scheduler, directory)
+        if saved := saved_datasets.read(directory):
+            extension.setup = asyncio.create_task(_publish_again(scheduler, directory, extension, saved))
+        else:
+            _publish(scheduler, directory, extension)
+
+
+@contextmanager
+def _ending_if_it_fails(directory: ClusterDirectory) -> Iterator[None]:
+    """End the job if the block fails; distributed would only log the error."""
     try:
-        extension, manager_process = _join(scheduler, directory)
-    except Exception as error:  # distributed would only log it
+        yield
+    except Exception as error:
         if not isinstance(error, LaunchError):
             traceback.print_exc()
             error = LaunchError(f"the scheduler of cluster {directory.path.name} cannot start: {error!r}")
         print(f"hpcgpu: {error}", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGTERM)
-        return
-    extension.dashboard = asyncio.create_task(add_dashboard(scheduler, extension.usage.gpus, directory.path.name))
-    if directory.wanted().unattended:  # after the contact: later requests find the contact, and go to the scheduler
-        manager_process.begin()
 
 
-def _join(scheduler: Scheduler, directory: ClusterDirectory) -> tuple[Extension, ManagerProcess]:
-    """Add our extension to a scheduler, and publish its contact.
+def _join(scheduler: Scheduler, directory: ClusterDirectory) -> Extension:
+    """Add our extension to a scheduler.
 
     Raises
     ------
     LaunchError
-        Another scheduler has the cluster, or the contact cannot be written.
+        Another scheduler has the cluster.
     """
-    environ, job_id = os.environ, os.environ["HPCGPU_SCHEDULER_JOB"]
+    job_id = os.environ["HPCGPU_SCHEDULER_JOB"]
     check_alone(directory, job_id)  # once more: another may have started meanwhile
-    token, lease = directory.token(), float(environ.get("HPCGPU_LEASE", "0")) or None
+    token, lease = directory.token(), float(os.environ.get("HPCGPU_LEASE", "0")) or None
     # what cannot be read when the lease ends does not end the scheduler: it is read again after another lease
     extension = install(scheduler, lease, lambda: not directory_exists(directory, token) or directory.detached)
     extension.manager_process = ManagerProcess(directory, job_id, extension.lease)
+    extension.datasets = PublishedDatasets(scheduler, directory)
     extension.usage.keep(directory, job_identity())
+    return extension
+
+
+async def _publish_again(
+    scheduler: Scheduler, directory: ClusterDirectory, extension: Extension, saved: list[SavedDataset]
+) -> None:
+    """Publish datasets again, and then the contact."""
+    with _ending_if_it_fails(directory):
+        await scheduler  # it has started
+        assert extension.datasets is not None
+        await extension.datasets.publish_again(saved)
+        _publish(scheduler, directory, extension)
+
+
+def _publish(scheduler: Scheduler, directory: ClusterDirectory, extension: Extension) -> None:
+    """Publish the contact, and begin what needs no hurry.
+
+    Raises
+    ------
+    LaunchError
+        The contact cannot be written.
+    """
+    assert extension.datasets is not None
+    assert extension.manager_process is not None
     try:
-        publish(scheduler, directory, job_id=job_id, **json.loads(environ["HPCGPU_FABRIC"]))
+        publish(
+            scheduler,
+            directory,
+            job_id=os.environ["HPCGPU_SCHEDULER_JOB"],
+            **json.loads(os.environ["HPCGPU_FABRIC"]),
+        )
     except OSError as error:
         raise LaunchError(
             f"the scheduler of cluster {directory.path.name} ends: {cannot_be_written(directory.path, error)}"
         ) from error
-    return extension, extension.manager_process
+    extension.dashboard = asyncio.create_task(add_dashboard(scheduler, extension.usage.gpus, directory.path.name))
+    extension.datasets.begin()
+    if directory.wanted().unattended:  # after the contact: later requests find the contact, and go to the scheduler
+        extension.manager_process.begin()
 
 
 async def dask_teardown(scheduler: Scheduler) -> None:

@@ -14,6 +14,7 @@ from distributed.security import Security
 from distributed.utils import silence_logging_cmgr
 
 from hpcgpu.client import lost_scheduler
+from hpcgpu.dask_scheduler.published_datasets import PublishedDatasets
 from hpcgpu.dask_scheduler.scheduler_extension import install
 from hpcgpu.dask_scheduler.scheduler_preload import publish
 from hpcgpu.fabric import interface_addresses
@@ -53,7 +54,10 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
     async def start_unsafe(self) -> LocalScheduler:
         """Listen, then publish the contact."""
         await super().start_unsafe()
-        install(self).usage.keep(self._directory, None)
+        extension = install(self)
+        extension.usage.keep(self._directory, None)
+        extension.datasets = PublishedDatasets(self, self._directory)
+        extension.datasets.begin()
         self.contact = publish(self, self._directory, job_id="", fabric="the scheduler runs in the client's process")
         return self
 

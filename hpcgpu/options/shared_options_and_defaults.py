@@ -344,6 +344,11 @@ class ClusterOptions:
         doc="Directory on the shared filesystem, with room for the data, in which `cluster.checkpoint` saves and from "
         "which `cluster.restore` reads, such as '$SCRATCH/checkpoints'.",
     )
+    checkpoint_every: float | None = option(
+        parse=values.duration,
+        doc="Save published datasets in checkpoint_directory this often if they have changed, seconds or '10m', and "
+        "before the walltime of the scheduler job ends. A scheduler that was restarted publishes them again.",
+    )
     template_directory: Path | None = option(
         parse=values.existing_directory,
         doc="Directory of your own templates. Templates that it does not have come from hpcgpu.",

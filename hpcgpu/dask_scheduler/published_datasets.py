@@ -1,0 +1,181 @@
+"""Saves the published datasets of a cluster from time to time, and publishes them again after a restart.
+
+All of it runs in a thread with a client of its own, because data of the user are unpickled: that may import libraries
+for seconds. What most schedulers never need is imported then too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Hashable
+from contextlib import suppress
+from pathlib import Path
+
+from distributed import Client, futures_of
+from distributed.scheduler import Scheduler
+
+from hpcgpu.batch import batch_system
+from hpcgpu.errors import BatchError, HpcgpuError
+from hpcgpu.options.shared_options_and_defaults import ClusterOptions
+from hpcgpu.posix.threads import in_thread
+from hpcgpu.runtime.job_identity import job_identity
+from hpcgpu.store import certificates_and_keys, saved_datasets, saved_options
+from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.saved_datasets import SavedDataset
+
+logger = logging.getLogger("distributed.hpcgpu")
+
+#: Of the workers, so many write at the same time: what the cluster computes needs the others, and the disk.
+_SHARE = 4
+#: How long before the end of the walltime the last save begins: so many times what the longest save took, and at least
+#: this many seconds.
+_TIMES, _LEAST = 3.0, 60.0
+
+
+def due(now: float, last: float, every: float, end: float | None, longest: float) -> float:
+    """Return when the next save begins, in epoch seconds.
+
+    Parameters
+    ----------
+    now : float
+        Epoch seconds.
+    last : float
+        When the last save began.
+    every : float
+        Seconds between two saves.
+    end : float or None
+        When the walltime of the scheduler job ends, if that is known.
+    longest : float
+        Seconds that the longest save took.
+    """
+    planned = max(now, last + every)
+    if end is None:
+        return planned
+    before = end - max(_LEAST, _TIMES * longest)
+    return min(planned, before) if last < before else planned
+
+
+class PublishedDatasets:
+    """The published datasets of one scheduler.
+
+    Parameters
+    ----------
+    scheduler : distributed.Scheduler
+        It listens.
+    directory : ClusterDirectory
+    """
+
+    def __init__(self, scheduler: Scheduler, directory: ClusterDirectory) -> None:
+        self.directory = directory
+        #: It is the last listener: see `hpcgpu.dask_scheduler.scheduler_preload.publish`.
+        self._address = scheduler.listeners[-1].contact_address
+        self._workers = scheduler.workers
+        self._task: asyncio.Task[None] | None = None
+        #: The futures of each dataset when it was saved last.
+        self._saved: dict[str, frozenset[Hashable]] = {}
+        self._problems: dict[str, str] = {}
+
+    async def publish_again(self, saved: list[SavedDataset]) -> None:
+        """Publish datasets of an earlier scheduler of this cluster; workers read them when they come."""
+        await in_thread(self._publish, saved)
+
+    def begin(self) -> None:
+        """Save the datasets from time to time, if the user wants that."""
+        self._task = asyncio.create_task(self._keep_saving())
+
+    def stop(self) -> None:
+        """Save no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _client(self) -> Client:
+        security = certificates_and_keys.security(self.directory)
+        return Client(self._address, security=security, set_as_default=False)
+
+    def _publish(self, saved: list[SavedDataset]) -> None:
+        from hpcgpu.checkpoints import versions
+        from hpcgpu.checkpoints.save_and_restore import load
+
+        with self._client() as client:
+            for dataset in saved:
+                why = "it has no version"
+                for folder in versions.numbered(Path(dataset.checkpoint)):
+                    try:
+                        versions.check(folder.parent)
+                        data, _ = client.sync(load, client, folder)
+                        client.publish_dataset(data, name=dataset.name)
+                    except Exception as error:  # one dataset must not keep the scheduler from starting
+                        why = f"{folder}: {type(error).__name__}: {error}"
+                        logger.warning("hpcgpu: cannot publish dataset %s again from %s", dataset.name, why)
+                        continue
+                    logger.info("hpcgpu: published dataset %s again, from %s", dataset.name, folder)
+                    break
+                else:
+                    logger.warning("hpcgpu: dataset %s is not published again: %s", dataset.name, why)
+
+    async def _keep_saving(self) -> None:
+        try:
+            options = (await in_thread(saved_options.read, self.directory)).options.cluster
+        except (HpcgpuError, OSError) as error:
+            logger.warning("hpcgpu: published datasets are not saved: %s", error)
+            return
+        if not options.checkpoint_every or options.checkpoint_directory is None:
+            return
+        last, longest, end = time.time(), 0.0, await in_thread(self._end)
+        while True:
+            while (pause := due(time.time(), last, options.checkpoint_every, end, longest) - time.time()) > 0:
+                await asyncio.sleep(pause)
+            last = time.time()
+            try:
+                await in_thread(self._save, options)
+            except Exception as error:  # the next save may succeed
+                logger.warning("hpcgpu: published datasets were not saved: %s: %s", type(error).__name__, error)
+            longest, end = max(longest, time.time() - last), await in_thread(self._end)
+
+    def _end(self) -> float | None:
+        """Return the end of the walltime of this job as the queue reports it; None if it is not known."""
+        if (own := job_identity()) is None:  # the scheduler runs in the user's program
+            return None
+        with suppress(BatchError, OSError):  # compute nodes may lack the queue's commands
+            if status := batch_system(self.directory.system).poll([own["id"]]).get(own["id"]):
+                return status.end
+        return None
+
+    def _save(self, options: ClusterOptions) -> None:
+        assert options.checkpoint_directory is not None
+        with self._client() as client:
+            published = {name for name in client.list_datasets() if isinstance(name, str)}
+            for name in [*self._saved]:
+                if name not in published:
+                    del self._saved[name]
+                    saved_datasets.forget(self.directory, name)
+            for name in sorted(published):
+                problem = ""
+                try:
+                    self._save_one(client, name, options.checkpoint_directory)
+                except Exception as error:
+                    problem = str(error) or type(error).__name__
+                if problem and problem != self._problems.get(name):
+                    logger.warning("hpcgpu: %s", text := f"published dataset {name} is not saved: {problem}")
+                    client.log_event("warn", f"hpcgpu: {text}")  # distributed shows it in all clients
+                self._problems[name] = problem
+
+    def _save_one(self, client: Client, name: str, path: Path) -> None:
+        """Save a dataset if it is computed and has changed."""
+        from hpcgpu.checkpoints import versions
+        from hpcgpu.checkpoints.save_and_restore import Destination, save
+
+        data = client.get_dataset(name, default=None)  # it may have been unpublished just now
+        futures = futures_of(data)
+        keys = frozenset(future.key for future in futures)
+        if not keys or self._saved.get(name) == keys:
+            return
+        if not all(client.who_has(futures).values()):
+            return  # it is still computed: the next save may have it
+        place = versions.place(path, name)
+        at_a_time = max(1, len(self._workers) // _SHARE)
+        to = Destination(directory=place, quiet=True, at_a_time=at_a_time, cluster=self.directory)
+        save(client, data, to)
+        self._saved[name] = keys
