@@ -30,8 +30,9 @@ _TIMEOUT = 25.0
 _GONE = "the scheduler is gone"
 #: What follows if the scheduler is restarted.
 RESTARTED = (
-    " and another one is started. The worker jobs wait for it, but all results are lost, and so are uploaded packages "
-    "and plugins: upload them again, and run your work again"
+    " and another one is started. The worker jobs wait for it, and published datasets that were saved are there again, "
+    "but all other results are lost, and so are uploaded packages and plugins: upload them again, and run your work "
+    "again"
 )
 _NOT_KNOWN = "the connection to the scheduler is broken: run your work again"
 #: If the scheduler ran in this process.

@@ -1,0 +1,99 @@
+"""Published datasets are saved from time to time, and the next scheduler of the cluster publishes them again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+
+from hpcgpu import LocalGPUCluster, OptionError
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.checkpoints.versions import numbered
+from tests.conftest import live, told
+from tests.helpers import CPU
+
+pytestmark = pytest.mark.shows("Results that are saved and restored")
+
+Until = Callable[..., None]
+
+RESTART = CPU | {"name": "demo", "jobs": 2, "on_scheduler_end": "restart"}
+
+
+def end_scheduler(cluster: LocalGPUCluster, client: Client) -> None:
+    """End the scheduler as its node does, and wait until another one has all workers."""
+    with told("published datasets that were saved are there again"):
+        os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
+        cluster.wait_for_workers(2)
+
+
+def test_what_was_published_is_saved_and_published_again(queue: LocalQueue, tmp_path: Path, until: Until) -> None:
+    saved = tmp_path / "saved"
+    options = RESTART | {"checkpoint_directory": saved, "checkpoint_every": 0.5}
+    with LocalGPUCluster(**options) as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers(2)
+        numbers = client.persist(da.random.random((40, 50), chunks=(15, 20)))
+        client.publish_dataset(numbers=numbers, temporary=client.submit(pow, 2, 5))
+        expected = numbers.compute()
+        until(lambda: numbered(saved / "numbers") and numbered(saved / "temporary"), "both are saved")
+        client.unpublish_dataset("temporary")
+        with pytest.warns(UserWarning, match="published dataset two/parts is not saved: .* name of a directory"):
+            client.publish_dataset(**{"two/parts": client.submit(pow, 2, 7), "late": client.submit(pow, 2, 6)})
+            until(lambda: numbered(saved / "late"), "a dataset that was published later is saved")
+            until(lambda: client.get_events("warn"), "the user hears of the other one")
+        assert len(numbered(saved / "numbers")) == 1, "what did not change is not saved again"
+        until(
+            lambda: not cluster.directory.path.joinpath("dataset-temporary.json").exists(), "it is no longer published"
+        )
+        del numbers
+        end_scheduler(cluster, client)
+        assert set(client.list_datasets()) == {"numbers", "late"}
+        assert client.get_dataset("late").result() == 64
+        again = client.get_dataset("numbers")
+        np.testing.assert_array_equal(again.compute(), expected)
+        end_scheduler(cluster, client)
+        np.testing.assert_array_equal(client.get_dataset("numbers").compute(), expected)
+    assert live(queue) == []
+
+
+def test_a_dataset_with_a_checkpoint_of_its_name_is_published_again(queue: LocalQueue, tmp_path: Path) -> None:
+    with LocalGPUCluster(**RESTART, checkpoint_directory=tmp_path / "saved") as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers(2)
+        client.publish_dataset(kept=client.submit(pow, 2, 5), lost=client.submit(pow, 2, 6))
+        cluster.checkpoint(client.get_dataset("kept"), name="kept")
+        cluster.checkpoint(client.submit(pow, 2, 7), name="other")
+        end_scheduler(cluster, client)
+        assert client.list_datasets() == ("kept",) and client.get_dataset("kept").result() == 32
+        assert cluster.restore("other").result() == 128
+        for piece in numbered(tmp_path / "saved" / "kept")[0].iterdir():
+            piece.write_bytes(b"")
+        end_scheduler(cluster, client)
+        assert client.list_datasets() == (), "a damaged checkpoint does not keep the scheduler from starting"
+        assert "cannot publish dataset kept again" in str(cluster.get_logs(cluster=False, workers=False))
+
+
+def test_why_a_dataset_cannot_be_saved_reaches_the_user_and_it_is_saved_later(
+    queue: LocalQueue, tmp_path: Path, until: Until
+) -> None:
+    saved = tmp_path / "saved"
+    saved.write_text("a file is here")
+    options = CPU | {"jobs": 1, "checkpoint_directory": saved, "checkpoint_every": 0.2}
+    with LocalGPUCluster(**options, scheduler="local") as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers(1)
+        future = client.submit(pow, 2, 5)
+        with pytest.warns(UserWarning, match=f"published dataset kept is not saved: .*{saved}"):
+            client.publish_dataset(kept=future)
+            until(lambda: client.get_events("warn"), "the user is warned")
+        saved.unlink()
+        until(lambda: numbered(saved / "kept"), "it is saved when that is possible")
+        assert cluster.restore("kept").result() == 32
+
+
+def test_datasets_need_a_directory(queue: LocalQueue) -> None:
+    with pytest.raises(OptionError, match="checkpoint_every needs checkpoint_directory"):
+        LocalGPUCluster(**CPU, checkpoint_every="10m")
