@@ -20,7 +20,7 @@ from hpcgpu.errors import BatchError, HpcgpuError
 from hpcgpu.existing_clusters.lookup import batch_of
 from hpcgpu.existing_clusters.query_jobs import ended_by_itself
 from hpcgpu.posix.threads import in_thread
-from hpcgpu.runtime.scheduler_connection import ConnectionResult, SchedulerWatch, probe
+from hpcgpu.runtime.scheduler_connection import ConnectionResult, SchedulerWatch, identify
 from hpcgpu.scaling.scheduler_restarts import ended_too_early
 from hpcgpu.store import saved_options
 from hpcgpu.store.directory import ClusterDirectory
@@ -125,7 +125,7 @@ async def _next_contact(directory: ClusterDirectory, address: str) -> str:
         if contact is not None and contact.client != address:
             explain_loss_by_queue(contact.client, directory)
             return contact.client
-        if contact is not None and await in_thread(probe, contact) is ConnectionResult.ACCEPTED:
+        if contact is not None and await in_thread(identify, contact, directory) is ConnectionResult.ACCEPTED:
             break
     return ""
 

@@ -19,7 +19,7 @@ from distributed.nanny import Nanny
 
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime.next_scheduler import RESTARTS
-from hpcgpu.runtime.scheduler_connection import ConnectionResult, probe
+from hpcgpu.runtime.scheduler_connection import ConnectionResult, identify
 from hpcgpu.store.directory import ClusterDirectory
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ async def _reachable(worker: Worker, directory: ClusterDirectory) -> bool:
         answer = await in_thread(_look, directory, worker.scheduler.address if os.environ.get(RESTARTS) else "")
         if answer is ConnectionResult.REFUSED:
             return False
-        if answer is ConnectionResult.ACCEPTED:
+        if answer in (ConnectionResult.ACCEPTED, ConnectionResult.BUSY):
             with suppress(OSError, TimeoutError):
                 call = worker.scheduler.hpcgpu_disconnected(address=worker.address, name=str(worker.name))
                 await asyncio.wait_for(call, _ANSWER)
@@ -92,7 +92,7 @@ def _look(directory: ClusterDirectory, address: str) -> ConnectionResult:
     except (OSError, ValueError):
         return ConnectionResult.SILENT
     another = contact is None or (address and contact.workers != address)
-    return ConnectionResult.REFUSED if contact is None or another else probe(contact)
+    return ConnectionResult.REFUSED if contact is None or another else identify(contact, directory)
 
 
 def let_nannies_end() -> None:

@@ -23,9 +23,12 @@ from hpcgpu.batch.base import OwnJob
 from hpcgpu.display.counts_and_durations import counted, duration
 from hpcgpu.errors import HpcgpuError
 from hpcgpu.runtime import stage
-from hpcgpu.runtime.scheduler_connection import ConnectionResult, probe
+from hpcgpu.runtime.scheduler_connection import ConnectionResult, identify
+from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 
+#: How often a scheduler that accepts a connection, and does nothing more, is tried again; seconds between two tries.
+_TRIES, _PAUSE = 5, 2.0
 #: Seconds between two looks at the contact, and how many must show another scheduler.
 _INTERVAL, _LOOKS = 10.0, 3
 #: Is set for workers whose job goes on if their scheduler ends.
@@ -112,4 +115,13 @@ def _follows(path: Path, address: str) -> bool:
         return True
     if manager is None or manager.left:  # nobody submits another one
         return False
-    return contact is None or contact.workers != address or probe(contact) is not ConnectionResult.ACCEPTED
+    return contact is None or contact.workers != address or not _lives(contact, directory)
+
+
+def _lives(contact: Contact, directory: ClusterDirectory) -> bool:
+    """Whether the scheduler of a contact proves that it lives. If it is only busy, the first step finds it again."""
+    for _ in range(_TRIES):
+        if (result := identify(contact, directory)) is not ConnectionResult.BUSY:
+            return result is ConnectionResult.ACCEPTED
+        time.sleep(_PAUSE)
+    return False

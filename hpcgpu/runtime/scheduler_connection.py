@@ -41,8 +41,19 @@ FIRST_POLL, _POLL_INTERVAL = 15.0, 60.0
 _LONG_WAIT = 5.0
 #: Seconds after which a scheduler job that the queue does not list counts as ended, at the second poll.
 _GRACE = 45.0
+#: Seconds for a connection, and for each step of its handshake.
+_TIMEOUT = 5.0
 #: Seconds without an answer of a scheduler before it is looked up whether anybody listens at its address.
 _NO_ANSWER = 1.0
+
+
+class ConnectionResult(enum.Enum):
+    """What happens to a connection to the address of a scheduler."""
+
+    ACCEPTED = "the scheduler of the cluster accepts it, as far as its protocol proves that"
+    BUSY = "it is accepted, and no more happens: the scheduler may be busy, or another program listens there"
+    REFUSED = "it is refused: nobody listens there any more, or another program does"
+    SILENT = "there is no answer: the network may have failed, or the node"
 
 
 def answers(contact: Contact, directory: ClusterDirectory) -> bool:
@@ -53,23 +64,11 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
     CertificateError
         The certificate has expired or is not yet valid, by the clock of this machine or of the scheduler's.
     """
-    scheme, _, location = contact.client.partition("://")
     try:
         with _connect(contact) as connection:
-            if scheme == "tls":
-                context = ssl.create_default_context(cafile=directory.tls / "cert.pem")
-                context.check_hostname = False
-                context.load_cert_chain(directory.tls / "cert.pem", directory.tls / "key.pem")
-                with context.wrap_socket(connection) as encrypted:
-                    # under TLS 1.3 this fails if the scheduler refuses our certificate; it speaks first
-                    encrypted.recv(1)
-                    with contextlib.suppress(OSError):
-                        encrypted.unwrap()
+            _prove(connection, contact, directory)
     except ssl.SSLError as error:
-        what = certificates_and_keys.certificate_name(directory)
-        if why := certificates_and_keys.problem(directory, now=time.time()) or certificate_errors.refusal(
-            error, location, what
-        ):
+        if why := _certificate_error(error, contact, directory):
             raise CertificateError(why) from error
         return True  # a program listens; distributed reports better what is wrong
     except (OSError, ValueError):
@@ -77,23 +76,50 @@ def answers(contact: Contact, directory: ClusterDirectory) -> bool:
     return True
 
 
-class ConnectionResult(enum.Enum):
-    """What happens to a connection to the address of a scheduler."""
+def identify(contact: Contact, directory: ClusterDirectory) -> ConnectionResult:
+    """Return whether the cluster's scheduler listens at the contact's address for clients.
 
-    ACCEPTED = "it is accepted"
-    REFUSED = "it is refused: nobody listens there any more"
-    SILENT = "there is no answer: the network may have failed, or the node"
-
-
-def probe(contact: Contact) -> ConnectionResult:
-    """Return what happens to a connection to the contact's address for clients, without a handshake."""
+    A port of a scheduler that has ended may belong to another program. TLS proves who listens; under other protocols
+    whoever accepts counts as the scheduler.
+    """
     try:
-        _connect(contact).close()
+        connection = _connect(contact)
     except ConnectionRefusedError:
         return ConnectionResult.REFUSED
     except (OSError, ValueError):
         return ConnectionResult.SILENT
+    with connection:
+        try:
+            _prove(connection, contact, directory)
+        except ssl.SSLError as error:
+            why = _certificate_error(error, contact, directory)
+            return ConnectionResult.BUSY if why else ConnectionResult.REFUSED
+        except OSError:  # also files of this cluster
+            return ConnectionResult.BUSY
     return ConnectionResult.ACCEPTED
+
+
+def _prove(connection: socket.socket, contact: Contact, directory: ClusterDirectory) -> None:
+    """Let the scheduler prove by TLS that it has the key of the cluster."""
+    if not contact.client.startswith("tls://"):
+        return
+    context = ssl.create_default_context(cafile=directory.tls / "cert.pem")
+    context.check_hostname = False
+    context.load_cert_chain(directory.tls / "cert.pem", directory.tls / "key.pem")
+    with context.wrap_socket(connection) as encrypted:
+        # under TLS 1.3 this fails if the scheduler refuses our certificate; it speaks first
+        encrypted.recv(1)
+        with contextlib.suppress(OSError):
+            encrypted.unwrap()
+
+
+def _certificate_error(error: ssl.SSLError, contact: Contact, directory: ClusterDirectory) -> str:
+    """Return why the certificate cannot be used now; empty if another program listens."""
+    what = certificates_and_keys.certificate_name(directory)
+    location = contact.client.partition("://")[2]
+    return certificates_and_keys.problem(directory, now=time.time()) or certificate_errors.refusal(
+        error, location, what
+    )
 
 
 def _connect(contact: Contact) -> socket.socket:
@@ -105,7 +131,7 @@ def _connect(contact: Contact) -> socket.socket:
         The contact contains no valid address.
     """
     host, _, port = contact.client.partition("://")[2].rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=5)
+    return socket.create_connection((host, int(port)), timeout=_TIMEOUT)
 
 
 def scheduler_of(directory: ClusterDirectory, contact: Contact) -> rpc:
@@ -136,7 +162,11 @@ async def answer_of(
     calling = asyncio.ensure_future(answer())
     try:
         done, _ = await asyncio.wait([calling], timeout=_NO_ANSWER)
-        if not done and await in_thread(probe, contact) is ConnectionResult.REFUSED and not calling.done():
+        if (
+            not done
+            and await in_thread(identify, contact, directory) is ConnectionResult.REFUSED
+            and not calling.done()
+        ):
             raise ConnectionRefusedError(ConnectionResult.REFUSED.value)
         return await calling
     finally:
@@ -233,7 +263,9 @@ def wait_for_scheduler(
         contact = directory.contact()
         try:
             if contact is not None and answers(contact, directory):
-                return contact
+                # another program may have the port of a scheduler that has ended
+                if restart_wait is None or identify(contact, directory) is ConnectionResult.ACCEPTED:
+                    return contact
         except CertificateError as error:
             raise LaunchError(str(error)) from error
         now = time.monotonic()
@@ -297,7 +329,8 @@ def check_alone(directory: ClusterDirectory, job_id: str) -> None:
     contact, name = directory.contact(), directory.path.name
     if contact is None or contact.job_id == job_id:
         return
-    if probe(contact) is ConnectionResult.ACCEPTED:  # also by a scheduler that is too busy for a handshake
+    over = any(submit.job_id == contact.job_id and submit.ended for submit in directory.submits())
+    if not over and identify(contact, directory) in (ConnectionResult.ACCEPTED, ConnectionResult.BUSY):
         raise LaunchError(
             f"cluster {name} already has a scheduler, in job {contact.job_id}. A second one would take its clients "
             f"and workers. To start again, first run: hpcgpu stop {directory.in_shell}"
