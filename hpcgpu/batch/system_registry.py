@@ -15,7 +15,6 @@ import importlib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,8 @@ from hpcgpu.errors import ClusterWarning, OptionError
 from hpcgpu.posix.user import group_names, user_name
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from hpcgpu.batch.base import BatchSystem
     from hpcgpu.batch.directive_syntax import Syntax
     from hpcgpu.batch.queues import Accounts, Machine, Queues
@@ -210,6 +211,8 @@ def fallback() -> System:
 @functools.cache
 def _own() -> dict[str, EntryPoint]:
     """Entry points of hpcgpu itself."""
+    from importlib.metadata import Distribution, PackageNotFoundError  # a third of what a job's supervisor imports
+
     try:
         found = Distribution.from_name("hpcgpu").entry_points
     except PackageNotFoundError:
@@ -220,6 +223,8 @@ def _own() -> dict[str, EntryPoint]:
 @functools.cache
 def _others() -> dict[str, EntryPoint]:
     """Entry points of all distributions."""
+    from importlib.metadata import entry_points
+
     return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 

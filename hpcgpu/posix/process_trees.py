@@ -7,10 +7,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-
-import psutil
+from typing import TYPE_CHECKING
 
 from hpcgpu.posix.process_identity import identity
+
+if TYPE_CHECKING:
+    import psutil
 
 #: Seconds after which a killed process is left alone: it hangs in the kernel, or belongs to somebody else.
 _UNKILLABLE = 10.0
@@ -25,6 +27,8 @@ def members(marks: Mapping[str, str], session: int | None) -> set[psutil.Process
     A process can lose each of these properties: a daemon leaves session and parent, a process that sets its title
     overwrites its environment.
     """
+    import psutil  # only the end of a job needs it
+
     parents: dict[psutil.Process, int] = {}
     members: set[psutil.Process] = set()
     for pid in psutil.pids():
@@ -48,6 +52,8 @@ def end_all(find: Callable[[], set[psutil.Process]], grace: float) -> list[int]:
 
     TERM comes first, and KILL after the grace period.
     """
+    import psutil
+
     known: set[psutil.Process] = set()
     for signum, timeout in ((signal.SIGTERM, grace), (signal.SIGKILL, _UNKILLABLE)):
         signalled: set[psutil.Process] = set()

@@ -1,5 +1,5 @@
-"""Most of these clusters are without Bokeh, as after a plain `pip install hpcgpu`. Those of tests/browser,
-and most of tests/slurm, have Dask's dashboard.
+"""Most of these clusters are without Bokeh, as after a plain `pip install hpcgpu`. Those of tests/browser
+have Dask's dashboard.
 """
 
 from __future__ import annotations

@@ -16,6 +16,18 @@ from pathlib import Path
 import bed as slurm_bed
 import pytest
 
+from tests.conftest import plain_install
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_bokeh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Only the cluster of test_slurm_notebook, and those of the site in containers, have Dask's dashboard."""
+    if request.path.stem == "test_slurm_notebook" or os.environ.get("HPCGPU_TEST_SLURM") == "there":
+        yield
+    else:
+        with plain_install(tmp_path_factory.mktemp("plain")):
+            yield
+
 
 class ThereBed(slurm_bed.SlurmBed):
     """The Slurm that is there. It has nodes and partitions as the bed has. Jobs that were there before stay."""

@@ -18,7 +18,7 @@ from bed import call as bed_call
 from distributed import Client, Event, get_worker
 
 from hpcgpu import ClusterError, SlurmGPUCluster
-from tests.conftest import plain_install, told
+from tests.conftest import told
 from tests.helpers import (
     a_refused_request_pauses,
     kill_program,
@@ -41,12 +41,6 @@ ADAPT: dict[str, Any] = {"idle_timeout": "2s", "target_duration": "1s"}
 
 
 wait_for, slow = tasks(0.5)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_bokeh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with plain_install(tmp_path_factory.mktemp("plain")):
-        yield
 
 
 def test_adaptive_brings_jobs_for_work_and_gives_them_back(bed: SlurmBed, until: Until) -> None:
