@@ -171,7 +171,7 @@ def security_for(client: Mapping[str, Any]) -> Security | None:
 def _client(directory: ClusterDirectory, contact: Contact, arguments: dict[str, Any]) -> Client:
     ClusterDirectory.existing(directory.path)  # the wait for the scheduler may have been long
     _connected_to[contact.client] = directory.path
-    lost_scheduler.explain_loss_by_queue(contact.client, directory)
+    lost_scheduler.explain_loss_by_queue(contact, directory)
     return Client(
         contact.client,
         **{"name": f"hpcgpu-{directory.path.name}", "security": certificates_and_keys.security(directory), **arguments},

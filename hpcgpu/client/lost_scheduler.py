@@ -23,6 +23,7 @@ from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime.scheduler_connection import ConnectionResult, SchedulerWatch, identify
 from hpcgpu.scaling.scheduler_restarts import ended_too_early
 from hpcgpu.store import saved_options
+from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 
 #: Seconds that the answer may take: the queue reports the end of a job with a delay.
@@ -102,13 +103,12 @@ def explain_loss(address: str, why: Callable[[], Awaitable[str]]) -> None:
     Client._gather_remote = explain_while_it_fetches
 
 
-def explain_loss_by_queue(address: str, directory: ClusterDirectory) -> None:
+def explain_loss_by_queue(contact: Contact, directory: ClusterDirectory) -> None:
     """Let clients of this program query the queue why the scheduler of a cluster is gone."""
-    contact = directory.contact()
-    job_id = contact.job_id if contact is not None and contact.client == address else ""
-    explain_loss(address, lambda: in_thread(_end_in_queue, directory, job_id))
+    address = contact.client
+    explain_loss(address, lambda: end_in_queue(directory, contact.job_id))
     if address not in _successors:  # the manager of the cluster, if it is in this program, knows it sooner
-        follow(address, lambda: _next_contact(directory, address))
+        follow(address, lambda: next_contact(directory, address))
 
 
 async def next_address(address: str) -> str:
@@ -117,13 +117,13 @@ async def next_address(address: str) -> str:
     return await wait() if wait is not None else ""
 
 
-async def _next_contact(directory: ClusterDirectory, address: str) -> str:
+async def next_contact(directory: ClusterDirectory, address: str) -> str:
     """Wait until a cluster has another scheduler, and return its address; empty if there is none, or this one lives."""
     while await in_thread(_restarts, directory):
         await asyncio.sleep(_INTERVAL)
         contact = await in_thread(directory.contact)
         if contact is not None and contact.client != address:
-            explain_loss_by_queue(contact.client, directory)
+            explain_loss_by_queue(contact, directory)
             return contact.client
         if contact is not None and await in_thread(identify, contact, directory) is ConnectionResult.ACCEPTED:
             break
@@ -190,6 +190,11 @@ async def _reason(address: str) -> str:
                 if reason := await answer:
                     return reason
     return ""
+
+
+async def end_in_queue(directory: ClusterDirectory, job_id: str) -> str:
+    """Wait until the queue reports the end of a scheduler job, and return a sentence about it; empty if it does not."""
+    return await in_thread(_end_in_queue, directory, job_id)
 
 
 def _end_in_queue(directory: ClusterDirectory, job_id: str) -> str:

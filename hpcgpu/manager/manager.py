@@ -342,10 +342,11 @@ class Manager:
     async def _manage_by(self, client: SchedulerClient) -> None:
         """Manage the cluster through this connection to its scheduler from now on."""
         state, address = self.state, client.address
-        of = weakref.ref(state)
-        lost_scheduler.explain_loss(address, lambda: _why_lost(of, address))
+        of, directory = weakref.ref(state), state.dispatcher.directory
+        job_id = next((job.job_id for job in state.scheduler.entries), None) if state.scheduler is not None else None
+        lost_scheduler.explain_loss(address, lambda: _why_lost(of, directory, address, job_id or ""))
         if self.reconciler.restarts is not None:
-            lost_scheduler.follow(address, lambda: _next_address(of, address))
+            lost_scheduler.follow(address, lambda: _next_address(of, directory, address))
         state.runs()
         state.client = client
         self.reconciler.observe_workers(client.known)
@@ -542,17 +543,21 @@ class Manager:
                 await asyncio.wait_for(self.client.close(), 5)
 
 
-async def _why_lost(of: weakref.ref[ClusterState], address: str) -> str:
+async def _why_lost(
+    of: weakref.ref[ClusterState], directory: ClusterDirectory, address: str, scheduler_job: str
+) -> str:
     """Wait until it is known why a scheduler is lost, and return it; empty if this program closed the cluster."""
-    while (state := of()) is not None and not state.phase.closing:
+    while (state := of()) is not None and not (state.phase.closing or state.phase.left):
         if why := state.phase.lost or state.lost_schedulers.get(address):
             return why.partition("\n")[0]
         del state
         await asyncio.sleep(0.1)
+    if state is not None and state.phase.left:
+        return await lost_scheduler.end_in_queue(directory, scheduler_job)
     return ""
 
 
-async def _next_address(of: weakref.ref[ClusterState], address: str) -> str:
+async def _next_address(of: weakref.ref[ClusterState], directory: ClusterDirectory, address: str) -> str:
     """Wait until the next scheduler is reached, and return its address; empty if there is none, or this one lives."""
     began = time.monotonic()
     while (state := of()) is not None and state.phase.managed:
@@ -560,9 +565,11 @@ async def _next_address(of: weakref.ref[ClusterState], address: str) -> str:
         if client is not None and client.address != address:
             return client.address
         if client is not None and client.listening and time.monotonic() - began > _NOTICED:
-            break
+            return ""
         del state, client
         await asyncio.sleep(0.1)
+    if state is not None and state.phase.left:  # then another program may restart the scheduler
+        return await lost_scheduler.next_contact(directory, address)
     return ""
 
 

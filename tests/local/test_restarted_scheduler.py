@@ -391,6 +391,31 @@ def test_another_program_takes_over_a_cluster_that_was_restarted(queue: LocalQue
     assert live(queue) == []
 
 
+TAKES_OVER = """
+import sys
+from hpcgpu import LocalGPUCluster
+with LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster:
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_client_follows_though_another_program_has_taken_its_cluster_over(queue: LocalQueue) -> None:
+    with LocalGPUCluster(name="demo", jobs=1, **RESTART) as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers(1)
+        argv, pipe = [sys.executable, "-c", TAKES_OVER], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(argv, **pipe, text=True) as other, told("was taken over by"):  # type: ignore[call-overload]
+            assert other.stdout.readline() == "ready\n"
+            lost = client.submit(time.sleep, 1000)
+            end_scheduler(client, signal.SIGKILL)
+            with pytest.raises(FutureCancelledError, match=GONE):
+                lost.result(timeout=60)
+            assert client.submit(pow, 2, 5).result() == 32
+            other.stdin.close()
+            assert other.wait(60) == 0
+    assert live(queue) == []
+
+
 def test_a_scheduler_in_the_program_is_not_restarted(queue: LocalQueue) -> None:
     with pytest.raises(OptionError, match="scheduler='local' does not work with on_scheduler_end='restart'"):
         LocalGPUCluster(name="demo", scheduler="local", **RESTART)

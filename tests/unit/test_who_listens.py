@@ -108,7 +108,7 @@ async def test_another_program_at_its_port_is_no_scheduler(
         looks = iter([True, True, False])
         monkeypatch.setattr(lost_scheduler, "_restarts", lambda _: next(looks))
         monkeypatch.setattr(lost_scheduler, "_INTERVAL", 0)
-        assert await lost_scheduler._next_contact(directory, contact.client) == ""
+        assert await lost_scheduler.next_contact(directory, contact.client) == ""
         assert next(looks, None) is None, "the client waits for the next one"
 
 
