@@ -100,6 +100,7 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until Dask has its own handler
     if arguments.kind == "worker":
         try:
+            next_scheduler.notice_signals()
             program = importlib.import_module(worker_program(arguments))
             importlib.import_module("hpcgpu.dask_worker.start_again").let_nannies_end()
             preemption.expect(program if own.warned else None)

@@ -8,6 +8,8 @@ interface, credentials.
 from __future__ import annotations
 
 import argparse
+import asyncio
+import importlib
 import os
 import signal
 import sys
@@ -16,6 +18,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -35,6 +38,9 @@ _INTERVAL, _LOOKS = 10.0, 3
 RESTARTS = "HPCGPU_SCHEDULER_RESTARTS"
 #: Is set when the workers of this job have lost their scheduler.
 _LOST = "HPCGPU_SCHEDULER_LOST"
+#: Each SIGTERM that came while Dask waited for signals, and those that this process has sent to itself.
+_terminated: list[int] = []
+_own_signals: list[int] = []
 
 
 def restart_wait(arguments: argparse.Namespace, directory: ClusterDirectory, own: OwnJob) -> float | None:
@@ -60,6 +66,30 @@ def restart_wait(arguments: argparse.Namespace, directory: ClusterDirectory, own
     return wait
 
 
+def notice_signals() -> None:
+    """Notice each SIGTERM that ends the workers of this process: a person, or the queue, wants the job to end.
+
+    Dask may get it while the workers end with their scheduler, and does not say so. Call this before Dask's program is
+    imported.
+    """
+    signals: Any = importlib.import_module("distributed._signals")
+    wait_for_signals = signals.wait_for_signals
+
+    async def notices() -> int:
+        waiting = asyncio.ensure_future(wait_for_signals())
+        await asyncio.sleep(0)  # then Dask has set its handler
+        handle = signal.getsignal(signal.SIGTERM)
+
+        def notice(number: int, frame: Any) -> None:
+            _terminated.append(number)
+            handle(number, frame)  # type: ignore[operator,misc]
+
+        signal.signal(signal.SIGTERM, notice)
+        return int(await waiting)
+
+    signals.wait_for_signals = notices
+
+
 def watch(directory: ClusterDirectory, address: str) -> None:
     """End the workers of this process when the cluster has another scheduler than this one: they may still start.
 
@@ -75,6 +105,7 @@ def _watch(directory: ClusterDirectory, address: str) -> None:
         contact = directory.contact()
         others = others + 1 if contact is not None and contact.workers != address else 0
     print("hpcgpu: the cluster has another scheduler: the workers of this job end", file=sys.stderr, flush=True)
+    _own_signals.append(signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -90,6 +121,8 @@ def start_again(arguments: argparse.Namespace, environment: Mapping[str, str], a
     address : str
         The scheduler that the workers had.
     """
+    if len(_terminated) > len(_own_signals):
+        return
     if arguments.restart_wait is not None and _follows(arguments.directory, address):
         print(
             "hpcgpu: the scheduler has ended, and the first step of this job begins anew", file=sys.stderr, flush=True

@@ -86,6 +86,33 @@ def test_dask_cuda_waits_for_signals_by_the_function_that_hpcgpu_replaces() -> N
     assert asked("dask_cuda.cli", "CUDAWorker", "worker") == "asked\ncloses\n"
 
 
+NOTICES = """
+import asyncio, importlib, os, signal
+from hpcgpu.runtime import next_scheduler
+next_scheduler.notice_signals()
+program = importlib.import_module("{module}")
+async def main():
+    waiting = asyncio.ensure_future(program.wait_for_signals())
+    while getattr(signal.getsignal(signal.SIGTERM), "__name__", "") != "notice":
+        await asyncio.sleep(0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print(await waiting, next_scheduler._terminated, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["distributed.cli.dask_worker", "dask_cuda.cli"])
+@pytest.mark.skipif(
+    Version(metadata.version("dask-cuda")) < Version("26.8"), reason="dask-cuda before 26.8 waits in another way"
+)
+@canary
+def test_a_sigterm_for_which_dask_waits_is_noticed(module: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", NOTICES.format(module=module)], capture_output=True, text=True, timeout=120
+    )
+    assert ended.stdout == "15 [15] True\n", ended.stderr
+
+
 @canary
 async def test_a_nanny_sets_before_it_starts_a_worker_what_hpcgpu_gives_the_fork_server() -> None:
     configured = dask.config.get("distributed.nanny.pre-spawn-environ")

@@ -424,6 +424,14 @@ USES: tuple[Use, ...] = (
         "test_ucx_connections_exchange_tags_by_the_function_that_hpcgpu_replaces",
     ),
     _signals("distributed.cli.dask_worker", "distributed"),
+    Use(
+        "distributed._signals.wait_for_signals",
+        "distributed",
+        Kind.REPLACED,
+        "a SIGTERM that comes while the workers of a job end with their scheduler ends the job",
+        ("hpcgpu.runtime.next_scheduler",),
+        "test_a_sigterm_for_which_dask_waits_is_noticed",
+    ),
     # dask-cuda
     _signals("dask_cuda.cli", "dask-cuda"),
     Use(

@@ -280,6 +280,24 @@ def test_a_new_client_waits_for_the_next_scheduler_and_jobs_that_end_meanwhile_a
     assert live(queue) == []
 
 
+def test_a_worker_job_that_must_end_does_so_though_its_scheduler_has_just_ended(
+    queue: LocalQueue, tmp_path: Path, until: Until
+) -> None:
+    hold = tmp_path / "hold"
+    options = RESTART | {"scheduler": {"job_script_prologue": [f"while [ -e {hold} ]; do sleep 0.1; done"]}}
+    with LocalGPUCluster(name="demo", jobs=1, **options) as cluster:
+        cluster.wait_for_workers(1)
+        with cluster.get_client() as client, told(GONE):
+            [process] = client.run(os.getpid, nanny=True).values()
+            hold.touch()
+            end_scheduler(client, signal.SIGKILL)
+            os.kill(process, signal.SIGTERM)
+            [job] = queue.find("demo-0")
+            until(lambda: queue.poll([job])[job].state.ended, "it ends")
+        assert "waits for another scheduler" not in log_of(cluster, "demo-0")
+    assert live(queue) == []
+
+
 def live_names(cluster: GPUCluster) -> set[str]:
     return {job.name for job in cluster.jobs if job.state in ("pending", "running")}
 
