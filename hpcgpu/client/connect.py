@@ -25,6 +25,7 @@ from hpcgpu.existing_clusters.query_jobs import check_queue
 from hpcgpu.options import values
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime.scheduler_connection import SchedulerWatch, answers
+from hpcgpu.scaling.scheduler_restarts import ended_too_early
 from hpcgpu.software.compare_environments import EnvironmentCheck, environments
 from hpcgpu.store import certificates_and_keys, saved_options
 from hpcgpu.store.contact import Contact
@@ -37,7 +38,8 @@ _plain_link = Client.dashboard_link.fget
 
 def directory_of(client: Client) -> Path | None:
     """Return the directory of the cluster that a client of an address belongs to; None if it is not known."""
-    return None if client.cluster is not None else _connected_to.get(getattr(client.scheduler, "address", ""))
+    address = getattr(client.scheduler, "address", "")
+    return None if client.cluster is not None else _connected_to.get(address) or lost_scheduler.followed.get(address)
 
 
 def _dashboard_link(client: Client) -> str:
@@ -197,6 +199,8 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
             if directory.closing:
                 raise ClusterError(f"cluster {name} was closed; its logs are in {directory.logs}")
             contact = directory.contact()
+            if contact is not None and any(one.job_id == contact.job_id and one.ended for one in directory.submits()):
+                contact = None  # its scheduler has ended, and another one may follow
             try:
                 if contact is not None and answers(contact, directory):
                     return contact
@@ -204,7 +208,10 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
                 raise ClusterError(str(error)) from error
             now = time.monotonic()
             status = watch.poll(now=now)
-            if status is not None and status.state.ended:
+            follows = (
+                status is not None and ended_too_early(status.state) and lost_scheduler.restarts_scheduler(directory)
+            )
+            if status is not None and status.state.ended and not follows:
                 log = saved_options.logs(directory) / batch.log_name(status.name, status.job_id)
                 raise ClusterError(f"the scheduler of cluster {name} is gone: {_words(status)}. Log: {log}")
             if timeout is not None and now - began > timeout:

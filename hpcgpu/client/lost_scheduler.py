@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from distributed import Client
@@ -46,6 +47,10 @@ _INTERVAL = 1.0
 _explanations: dict[str, list[Callable[[], Awaitable[str]]]] = {}
 #: By the address of a scheduler: the function that waits for the next scheduler of its cluster.
 _successors: dict[str, Callable[[], Awaitable[str]]] = {}
+
+
+#: By the address of a scheduler that clients of this program have followed: the directory of its cluster.
+followed: dict[str, Path] = {}
 
 
 def loss(cluster: str, job: str, consequence: str = "") -> str:
@@ -119,18 +124,19 @@ async def next_address(address: str) -> str:
 
 async def next_contact(directory: ClusterDirectory, address: str) -> str:
     """Wait until a cluster has another scheduler, and return its address; empty if there is none, or this one lives."""
-    while await in_thread(_restarts, directory):
+    while await in_thread(restarts_scheduler, directory):
         await asyncio.sleep(_INTERVAL)
         contact = await in_thread(directory.contact)
         if contact is not None and contact.client != address:
             explain_loss_by_queue(contact, directory)
+            followed[contact.client] = directory.path
             return contact.client
         if contact is not None and await in_thread(identify, contact, directory) is ConnectionResult.ACCEPTED:
             break
     return ""
 
 
-def _restarts(directory: ClusterDirectory) -> bool:
+def restarts_scheduler(directory: ClusterDirectory) -> bool:
     """Whether a program restarts the scheduler of a cluster; false if the cluster ends."""
     with suppress(HpcgpuError, OSError):
         settings, manager = saved_options.read(directory).options.cluster, directory.manager()
@@ -208,7 +214,7 @@ def _end_in_queue(directory: ClusterDirectory, job_id: str) -> str:
             if status is not None and status.state.ended:
                 log = saved_options.logs(directory) / batch.log_name(status.name, status.job_id)
                 how = f"{status.state.value}: {explain(status, kind='scheduler')}. Log: {log}"
-                follows = ended_too_early(status.state) and _restarts(directory)
+                follows = ended_too_early(status.state) and restarts_scheduler(directory)
                 return loss(name, f"scheduler job {status.job_id} {how}", RESTARTED if follows else "")
             time.sleep(0.5)
         if directory.closing:

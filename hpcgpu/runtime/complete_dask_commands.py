@@ -41,8 +41,14 @@ def worker_command(
     importlib.import_module("hpcgpu.runtime.results_in_host_memory").register()  # nannies answer clients too
     if arguments.gpus:
         cpu_affinity.correct_device_index()
-    restart_wait = next_scheduler.restart_wait(arguments, directory, own)
-    contact = wait_for_scheduler(directory, batch, arguments.timeout, restart_wait)
+    restart_wait, timeout = next_scheduler.restart_wait(arguments, directory, own), arguments.timeout
+    if restart_wait is not None:
+        os.environ[next_scheduler.RESTARTS] = "1"  # for the workers
+        if next_scheduler.begins_anew():
+            next_scheduler.reap_earlier_workers()
+            next_scheduler.report_wait(arguments.gpus, restart_wait)
+            timeout = restart_wait
+    contact = wait_for_scheduler(directory, batch, timeout, restart_wait)
     ClusterDirectory.existing(directory.path)  # the wait may have been long
     interface = agreed_interface(contact, arguments.protocol, arguments.interface)
     # The user's own Dask configuration may have a lifetime for other clusters.

@@ -123,7 +123,7 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
 def _afterwards(arguments: argparse.Namespace, environment: Mapping[str, str], command: Sequence[str]) -> int:
     """Return the exit code of a job whose Dask has ended, unless this worker job goes on with another scheduler."""
     if arguments.kind == "worker":
-        next_scheduler.start_again(arguments, environment, command[-1])
+        next_scheduler.begin_anew(arguments, environment, command[-1])
     return exit_code() if arguments.restarts else 0
 
 

@@ -53,17 +53,26 @@ def restart_wait(arguments: argparse.Namespace, directory: ClusterDirectory, own
         began = psutil.Process().create_time()
         submitted = next((submit.time for submit in directory.submits() if submit.job_id == own.job_id), began)
         wait = max(float(arguments.timeout), began - submitted)
-    if wait is not None:
-        os.environ[RESTARTS] = "1"
-    if wait is not None and os.environ.pop(_LOST, ""):
-        with suppress(ChildProcessError):  # processes of the earlier workers
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        gpus = f"keeps its {counted(arguments.gpus, 'GPU')} and " if arguments.gpus else ""
-        text = f"hpcgpu: this job {gpus}waits for another scheduler, {duration(wait)} at most (restart_wait)"
-        print(text, file=sys.stderr, flush=True)
-        arguments.timeout = wait
     return wait
+
+
+def begins_anew() -> bool:
+    """Whether the workers of this job have lost their scheduler, and its first step has begun anew; true only once."""
+    return bool(os.environ.pop(_LOST, ""))
+
+
+def report_wait(gpus: int, seconds: float) -> None:
+    """Write into the log of the job that it waits for another scheduler, for how long at most, and what it keeps."""
+    keeps = f"keeps its {counted(gpus, 'GPU')} and " if gpus else ""
+    text = f"hpcgpu: this job {keeps}waits for another scheduler, {duration(seconds)} at most (restart_wait)"
+    print(text, file=sys.stderr, flush=True)
+
+
+def reap_earlier_workers() -> None:
+    """Let the processes of the earlier workers go: they have ended, and this process is still their parent."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def notice_signals() -> None:
@@ -109,7 +118,7 @@ def _watch(directory: ClusterDirectory, address: str) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def start_again(arguments: argparse.Namespace, environment: Mapping[str, str], address: str) -> None:
+def begin_anew(arguments: argparse.Namespace, environment: Mapping[str, str], address: str) -> None:
     """Begin the first step of this worker job anew if its scheduler has ended and another one follows.
 
     Parameters

@@ -189,6 +189,8 @@ def test_commands_say_what_worker_jobs_wait_for_between_two_schedulers(
             assert "restarting" in text and "does not answer" not in text and "unreachable" not in text, (where, text)
         assert shown["status"].count("waits for the next one") == 1
         assert f"job {following} is its next scheduler job" in command_line("list").stdout
+        with pytest.raises(TimeoutError, match=f"did not answer within 1 s: scheduler job {following} runs on "):
+            hpcgpu.connect("demo", quiet=True, set_as_default=False, timeout="1s")
         report = cluster.report()
         [job] = [job for job in report.jobs if job.name == "demo-0"]
         assert job.waiting and ends in report.text(1000) and waits in report.text(1000), report
@@ -368,7 +370,7 @@ def test_programs_that_do_not_manage_the_cluster_follow_again_and_again(queue: L
                 with told(GONE):
                     os.kill(pid, signal.SIGKILL)
                     assert other.stdout.readline().startswith("lost: the scheduler of cluster demo is gone and another")
-                    assert other.stdout.readline() == "again: 32\n"
+                    assert other.stdout.readline() == f"again: 32 in {cluster.directory.path}\n"
             other.stdin.close()
             assert other.wait(60) == 0
     assert live(queue) == []
@@ -377,6 +379,7 @@ def test_programs_that_do_not_manage_the_cluster_follow_again_and_again(queue: L
 OTHER = """
 import os, sys, time
 import hpcgpu
+from hpcgpu.client.connect import directory_of
 with hpcgpu.connect("demo", quiet=True) as client:
     for _ in range(2):
         lost = client.submit(time.sleep, 1000, pure=False)
@@ -385,7 +388,7 @@ with hpcgpu.connect("demo", quiet=True) as client:
             lost.result()
         except Exception as error:
             print("lost:", str(error).splitlines()[-1].partition("Log:")[0], flush=True)
-        print("again:", client.submit(pow, 2, 5, pure=False).result(), flush=True)
+        print("again:", client.submit(pow, 2, 5, pure=False).result(), "in", directory_of(client), flush=True)
     sys.stdin.read()
 """
 
