@@ -32,9 +32,8 @@ _TIMEOUT = 25.0
 _GONE = "the scheduler is gone"
 #: What follows if the scheduler is restarted.
 RESTARTED = (
-    " and another one is started. The worker jobs wait for it, and published datasets that were saved are there again, "
-    "but all other results are lost, and so are uploaded packages and plugins: upload them again, and run your work "
-    "again"
+    " and another one is started. The worker jobs wait for it. It has the uploaded packages, and the published "
+    "datasets that were saved; all other results are lost, and plugins too: run your work again"
 )
 _NOT_KNOWN = "the connection to the scheduler is broken: run your work again"
 #: If the scheduler ran in this process.

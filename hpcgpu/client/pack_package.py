@@ -18,9 +18,9 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from hpcgpu.dask_worker.uploaded_package import Package
 from hpcgpu.errors import OptionError
 from hpcgpu.posix import ownership
+from hpcgpu.store.uploaded_packages import Package
 
 #: The most bytes of all files together. The scheduler keeps them in memory, and each worker gets them.
 LIMIT = 64 << 20

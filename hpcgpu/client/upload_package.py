@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from distributed import Client
 
 from hpcgpu.client.pack_package import pack
-from hpcgpu.dask_worker.uploaded_package import PROCESS, UploadedPackage, install_on_scheduler, plugin_name
+from hpcgpu.dask_worker.uploaded_package import give
 from hpcgpu.posix.threads import in_thread
 
 
@@ -54,9 +53,5 @@ def upload_package(client: Client, path: str | Path) -> list[str] | Awaitable[li
 async def upload(client: Client, path: str | Path) -> list[str]:
     """Do what `upload_package` does, in the event loop of the client."""
     package = await in_thread(pack, path)
-    replaced = await client.run_on_scheduler(install_on_scheduler, package, PROCESS)
-    await client.register_plugin(UploadedPackage(package), name=plugin_name(package.name))
-    for name in replaced:
-        with suppress(ValueError):  # its own upload failed before it had a plugin
-            await client.unregister_worker_plugin(plugin_name(name))
+    await give(client, package)
     return [*package.modules]

@@ -1,7 +1,7 @@
-"""Saves the published datasets of a cluster from time to time, and publishes them again after a restart.
+"""Saves the published datasets of a cluster from time to time.
 
-All of it runs in a thread with a client of its own, because data of the user are unpickled: that may import libraries
-for seconds. What most schedulers never need is imported then too.
+It runs in a thread with a client of its own, because data of the user are unpickled: that may import libraries for
+seconds. What most schedulers never need is imported then too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime.job_identity import job_identity
 from hpcgpu.store import certificates_and_keys, saved_datasets, saved_options
 from hpcgpu.store.directory import ClusterDirectory
-from hpcgpu.store.saved_datasets import SavedDataset
 
 logger = logging.getLogger("distributed.hpcgpu")
 
@@ -57,6 +56,12 @@ def due(now: float, last: float, every: float, end: float | None, longest: float
     return min(planned, before) if last < before else planned
 
 
+def client_of(scheduler: Scheduler, directory: ClusterDirectory) -> Client:
+    """Return a client of the scheduler of this process, for another thread than the scheduler's."""
+    address = scheduler.listeners[-1].contact_address  # that for clients
+    return Client(address, security=certificates_and_keys.security(directory), set_as_default=False)
+
+
 class PublishedDatasets:
     """The published datasets of one scheduler.
 
@@ -69,17 +74,11 @@ class PublishedDatasets:
 
     def __init__(self, scheduler: Scheduler, directory: ClusterDirectory) -> None:
         self.directory = directory
-        #: It is the last listener: see `hpcgpu.dask_scheduler.scheduler_preload.publish`.
-        self._address = scheduler.listeners[-1].contact_address
-        self._workers = scheduler.workers
+        self._scheduler = scheduler
         self._task: asyncio.Task[None] | None = None
         #: The futures of each dataset when it was saved last.
         self._saved: dict[str, frozenset[Hashable]] = {}
         self._problems: dict[str, str] = {}
-
-    async def publish_again(self, saved: list[SavedDataset]) -> None:
-        """Publish datasets of an earlier scheduler of this cluster; workers read them when they come."""
-        await in_thread(self._publish, saved)
 
     def begin(self) -> None:
         """Save the datasets from time to time, if the user wants that."""
@@ -89,31 +88,6 @@ class PublishedDatasets:
         """Save no more."""
         if self._task is not None:
             self._task.cancel()
-
-    def _client(self) -> Client:
-        security = certificates_and_keys.security(self.directory)
-        return Client(self._address, security=security, set_as_default=False)
-
-    def _publish(self, saved: list[SavedDataset]) -> None:
-        from hpcgpu.checkpoints import versions
-        from hpcgpu.checkpoints.save_and_restore import load
-
-        with self._client() as client:
-            for dataset in saved:
-                why = "it has no version"
-                for folder in versions.numbered(Path(dataset.checkpoint)):
-                    try:
-                        versions.check(folder.parent)
-                        data, _ = client.sync(load, client, folder)
-                        client.publish_dataset(data, name=dataset.name)
-                    except Exception as error:  # one dataset must not keep the scheduler from starting
-                        why = f"{folder}: {type(error).__name__}: {error}"
-                        logger.warning("hpcgpu: cannot publish dataset %s again from %s", dataset.name, why)
-                        continue
-                    logger.info("hpcgpu: published dataset %s again, from %s", dataset.name, folder)
-                    break
-                else:
-                    logger.warning("hpcgpu: dataset %s is not published again: %s", dataset.name, why)
 
     async def _keep_saving(self) -> None:
         try:
@@ -145,7 +119,7 @@ class PublishedDatasets:
 
     def _save(self, options: ClusterOptions) -> None:
         assert options.checkpoint_directory is not None
-        with self._client() as client:
+        with client_of(self._scheduler, self.directory) as client:
             published = {name for name in client.list_datasets() if isinstance(name, str)}
             for name in [*self._saved]:
                 if name not in published:
@@ -175,7 +149,7 @@ class PublishedDatasets:
         if not all(client.who_has(futures).values()):
             return  # it is still computed: the next save may have it
         place = versions.place(path, name)
-        at_a_time = max(1, len(self._workers) // _SHARE)
+        at_a_time = max(1, len(self._scheduler.workers) // _SHARE)
         to = Destination(directory=place, quiet=True, at_a_time=at_a_time, cluster=self.directory)
         save(client, data, to)
         self._saved[name] = keys

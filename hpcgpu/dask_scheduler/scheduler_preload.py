@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING
 from distributed.comm.utils import get_tcp_server_address
 
 from hpcgpu.dask_scheduler.add_dashboard import add_dashboard
+from hpcgpu.dask_scheduler.after_restart import Kept
 from hpcgpu.dask_scheduler.keep_manager_running import ManagerProcess
 from hpcgpu.dask_scheduler.published_datasets import PublishedDatasets
 from hpcgpu.dask_scheduler.scheduler_extension import Extension, install
 from hpcgpu.errors import LaunchError
 from hpcgpu.posix.full_disk import cannot_be_written
+from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime import credentials_of_job
 from hpcgpu.runtime.job_identity import job_identity
 from hpcgpu.runtime.scheduler_connection import check_alone
-from hpcgpu.store import saved_datasets
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.removed_directory import directory_exists
-from hpcgpu.store.saved_datasets import SavedDataset
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
@@ -76,14 +76,14 @@ async def dask_setup(scheduler: Scheduler) -> None:
 
     If that is impossible, the job ends: nobody could reach this scheduler.
 
-    A scheduler serves nobody before this function returns. So the datasets of an earlier scheduler are published after
-    it, and before the contact: a client that connects finds them.
+    A scheduler serves nobody before this function returns. So it gets what is kept of an earlier scheduler after that,
+    and before the contact is published: a client that connects finds it.
     """
     directory = ClusterDirectory(Path(os.environ["HPCGPU_CLUSTER_DIRECTORY"]))
     with _ending_if_it_fails(directory):
         extension = _join(scheduler, directory)
-        if saved := saved_datasets.read(directory):
-            extension.setup = asyncio.create_task(_publish_again(scheduler, directory, extension, saved))
+        if kept := Kept.read(directory):
+            extension.setup = asyncio.create_task(_restore(scheduler, directory, extension, kept))
         else:
             _publish(scheduler, directory, extension)
 
@@ -120,14 +120,11 @@ def _join(scheduler: Scheduler, directory: ClusterDirectory) -> Extension:
     return extension
 
 
-async def _publish_again(
-    scheduler: Scheduler, directory: ClusterDirectory, extension: Extension, saved: list[SavedDataset]
-) -> None:
-    """Publish datasets again, and then the contact."""
+async def _restore(scheduler: Scheduler, directory: ClusterDirectory, extension: Extension, kept: Kept) -> None:
+    """Give a scheduler what is kept of an earlier one, and then publish the contact."""
     with _ending_if_it_fails(directory):
         await scheduler  # it has started
-        assert extension.datasets is not None
-        await extension.datasets.publish_again(saved)
+        await in_thread(kept.give, scheduler, directory)
         _publish(scheduler, directory, extension)
 
 

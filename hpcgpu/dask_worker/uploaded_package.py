@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import io
 import logging
+import os
 import secrets
 import shutil
 import sys
@@ -13,14 +14,17 @@ import tempfile
 import zipfile
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distributed import WorkerPlugin
+from distributed import Client, WorkerPlugin
 from distributed.worker import Worker
 
+from hpcgpu.errors import HpcgpuError
 from hpcgpu.posix.full_disk import cannot_be_written
+from hpcgpu.store import uploaded_packages
+from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.uploaded_packages import Package
 
 logger = logging.getLogger("distributed.hpcgpu")
 
@@ -29,25 +33,6 @@ PROCESS = secrets.token_hex(8)
 
 #: The packages that this process has, by their names, with their directories.
 _here: dict[str, tuple[Package, Path]] = {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Package:
-    """A package that was packed.
-
-    Attributes
-    ----------
-    name : str
-        Of the distribution.
-    modules : tuple of str
-        What can be imported.
-    archive : bytes
-        A zip file of what is installed.
-    """
-
-    name: str
-    modules: tuple[str, ...]
-    archive: bytes = field(repr=False)
 
 
 #: Seconds in which the scheduler answers a worker that ends.
@@ -135,15 +120,39 @@ def require_packages(worker: Worker) -> None:
     worker.plugin_add = add_and_record  # it adds the plugins when the worker starts; later ones come to a handler
 
 
-async def install_on_scheduler(package: Package, process: str, dask_scheduler: Any) -> list[str]:
-    """Install a package in the process of the scheduler, which unpickles the graphs of programs.
+async def give(client: Client, package: Package) -> None:
+    """Give a package to the scheduler, which unpickles the graphs of programs, and to all workers.
 
-    Returns
-    -------
-    list of str
-        Names of other packages that it replaces.
+    Raises
+    ------
+    OSError
+        A worker or the scheduler cannot unpack it.
     """
-    return await install(package, dask_scheduler.local_directory, own=process == PROCESS)
+    replaced = await client.run_on_scheduler(_install_on_scheduler, package, PROCESS)
+    await client.register_plugin(UploadedPackage(package), name=plugin_name(package.name))
+    for name in replaced:
+        with suppress(ValueError):  # its own upload failed before it had a plugin
+            await client.unregister_worker_plugin(plugin_name(name))
+
+
+async def _install_on_scheduler(package: Package, process: str, dask_scheduler: Any) -> list[str]:
+    """Install a package in the process of the scheduler; return the names of other packages that it replaces."""
+    own = process == PROCESS  # the scheduler may run in the user's program
+    replaced = await install(package, dask_scheduler.local_directory, own=own)
+    if not own:
+        try:
+            await asyncio.to_thread(_keep, package, replaced)
+        except (HpcgpuError, OSError) as error:
+            logger.warning("hpcgpu: the next scheduler will not have the package %s: %s", package.name, error)
+    return replaced
+
+
+def _keep(package: Package, replaced: list[str]) -> None:
+    from hpcgpu.store import saved_options  # no other process of a job reads them
+
+    directory = ClusterDirectory(Path(os.environ["HPCGPU_CLUSTER_DIRECTORY"]))
+    if saved_options.read(directory).options.cluster.on_scheduler_end == "restart":
+        uploaded_packages.keep(directory, package, replaced)
 
 
 async def install(package: Package, local_directory: str, *, own: bool = False) -> list[str]:

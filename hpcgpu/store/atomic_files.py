@@ -21,14 +21,14 @@ class Files:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write(self, name: str, text: str) -> Path:
+    def write(self, name: str, content: str | bytes) -> Path:
         """Write a file, mode 0600, so that readers see all of it or nothing."""
         target = self.path / name
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.rename(target)

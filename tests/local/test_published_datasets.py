@@ -27,7 +27,7 @@ RESTART = CPU | {"name": "demo", "jobs": 2, "on_scheduler_end": "restart"}
 
 def end_scheduler(cluster: LocalGPUCluster, client: Client) -> None:
     """End the scheduler as its node does, and wait until another one has all workers."""
-    with told("published datasets that were saved are there again"):
+    with told("published datasets that were saved"):
         os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
         cluster.wait_for_workers(2)
 
@@ -75,6 +75,26 @@ def test_a_dataset_with_a_checkpoint_of_its_name_is_published_again(queue: Local
         end_scheduler(cluster, client)
         assert client.list_datasets() == (), "a damaged checkpoint does not keep the scheduler from starting"
         assert "cannot publish dataset kept again" in str(cluster.get_logs(cluster=False, workers=False))
+
+
+def test_uploaded_packages_are_there_again_before_the_datasets_that_need_them(
+    queue: LocalQueue, tmp_path: Path
+) -> None:
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("class Number(int):\n    pass\n")
+    with LocalGPUCluster(**RESTART, checkpoint_directory=tmp_path / "saved") as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers(2)
+        assert cluster.upload_package(package) == ["mine"]
+        client.publish_dataset(kept=client.submit(lambda: __import__("mine").Number(5)))
+        cluster.checkpoint(client.get_dataset("kept"), name="kept")
+        end_scheduler(cluster, client)
+        assert client.submit(str, client.get_dataset("kept")).result() == "5"
+        assert client.submit(lambda number: type(number).__module__, client.get_dataset("kept")).result() == "mine"
+        (package / "__init__.py").write_text("class Number(int):\n    version = 2\n")
+        cluster.upload_package(package)
+        end_scheduler(cluster, client)
+        assert client.submit(lambda: __import__("mine").Number.version).result() == 2
 
 
 def test_why_a_dataset_cannot_be_saved_reaches_the_user_and_it_is_saved_later(
