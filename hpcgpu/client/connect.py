@@ -199,7 +199,7 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
             if directory.closing:
                 raise ClusterError(f"cluster {name} was closed; its logs are in {directory.logs}")
             contact = directory.contact()
-            if contact is not None and any(one.job_id == contact.job_id and one.ended for one in directory.submits()):
+            if contact is not None and directory.has_ended(contact.job_id):
                 contact = None  # its scheduler has ended, and another one may follow
             try:
                 if contact is not None and answers(contact, directory):

@@ -314,7 +314,7 @@ class Observer:
         """Whether a job has ended according to queue or journal: a killed scheduler leaves its contact behind."""
         if job_id in self._statuses and self._statuses[job_id].state.ended:
             return True
-        return any(submit.job_id == job_id and submit.ended for submit in self.directory.submits())
+        return self.directory.has_ended(job_id)
 
     def _poll(self, batch: BatchSystem, *, now: float) -> None:
         """Query the queue for all jobs, if it is time to; soon, and again, after the journal has changed."""

@@ -34,6 +34,11 @@ def done_by_manager(directory: ClusterDirectory, command: Scale | Adapt) -> bool
         contact, manager = directory.contact(), directory.manager()
         if manager is None or manager.lives is False:
             return False
+        if contact is not None and directory.has_ended(contact.job_id):
+            raise ClusterError(
+                f"cluster {directory.path.name} cannot be changed now: its scheduler has ended, and the next one is "
+                f"not there yet. Try again later, or call {command} in the program that manages it: {manager}"
+            )
         if contact is not None and _forwarded(directory, contact, command):
             return True
         late = time.monotonic() > deadline

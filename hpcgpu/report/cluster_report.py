@@ -213,8 +213,7 @@ _STYLE = (
 def report(directory: ClusterDirectory) -> Report:
     """Return the bill of a running or ended cluster. Queries the queue and the scheduler once."""
     contact = directory.contact()
-    gone = {submit.job_id for submit in directory.submits() if submit.ended}
-    if contact is not None and not directory.closing and contact.job_id not in gone:
+    if contact is not None and not directory.closing and not directory.has_ended(contact.job_id):
         with suppress(OSError, TimeoutError, ValueError):  # the scheduler's file is a minute old at most
             run(answer_of(directory, contact, lambda scheduler: scheduler.hpcgpu_usage(), _TIMEOUT))
     now, problems = time.time(), list[str]()

@@ -329,8 +329,8 @@ def check_alone(directory: ClusterDirectory, job_id: str) -> None:
     contact, name = directory.contact(), directory.path.name
     if contact is None or contact.job_id == job_id:
         return
-    over = any(submit.job_id == contact.job_id and submit.ended for submit in directory.submits())
-    if not over and identify(contact, directory) in (ConnectionResult.ACCEPTED, ConnectionResult.BUSY):
+    there = identify(contact, directory) in (ConnectionResult.ACCEPTED, ConnectionResult.BUSY)
+    if there and not directory.has_ended(contact.job_id):
         raise LaunchError(
             f"cluster {name} already has a scheduler, in job {contact.job_id}. A second one would take its clients "
             f"and workers. To start again, first run: hpcgpu stop {directory.in_shell}"

@@ -176,6 +176,10 @@ class Journal(Files):
         """Whether the cluster was closed."""
         return any(record["event"] == "closed" for record in self._journal())
 
+    def has_ended(self, job_id: str) -> bool:
+        """Whether hpcgpu has seen the end of a job."""
+        return any(submit.job_id == job_id and submit.ended for submit in self.submits())
+
     def submits(self) -> list[Submit]:
         """Return what the journal records of each job, in order."""
         jobs: dict[str, Submit] = {}

@@ -191,6 +191,8 @@ def test_commands_say_what_worker_jobs_wait_for_between_two_schedulers(
         assert f"job {following} is its next scheduler job" in command_line("list").stdout
         with pytest.raises(TimeoutError, match=f"did not answer within 1 s: scheduler job {following} runs on "):
             hpcgpu.connect("demo", quiet=True, set_as_default=False, timeout="1s")
+        scaled = command_line("scale", "demo", "--jobs", "2").stderr
+        assert "its scheduler has ended, and the next one is not there yet" in scaled, scaled
         report = cluster.report()
         [job] = [job for job in report.jobs if job.name == "demo-0"]
         assert job.waiting and ends in report.text(1000) and waits in report.text(1000), report
