@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from distributed.actor import Actor
 from distributed.protocol import deserialize, serialize
 
 from hpcgpu.errors import Damaged
@@ -62,6 +63,8 @@ def write(value: Any, directory: Path, known: Sequence[Path] = ()) -> tuple[Piec
     OSError
         It cannot be written.
     """
+    if isinstance(value, Actor):
+        raise TypeError("an actor cannot be saved: save what its methods return")
     header, frames = serialize(value, serializers=_SERIALIZERS, on_error="raise")
     views = [pickle.PickleBuffer(frame).raw() for frame in frames]
     head = pickle.dumps((header, [len(view) for view in views]))
@@ -107,6 +110,9 @@ def _linked(target: Path, size: int, known: Sequence[Path]) -> bool:
 def read(directory: Path, digest: str, size: int) -> Any:
     """Return the value of a piece.
 
+    If its version was removed, another version may have the piece. Dask reads it again when a worker is lost, perhaps
+    much later.
+
     Raises
     ------
     OSError
@@ -115,6 +121,8 @@ def read(directory: Path, digest: str, size: int) -> Any:
         It is not what was written.
     """
     path, content = directory / digest, bytearray(size)
+    if not directory.exists():
+        path = next(directory.parent.glob(f"*/{digest}"), path)
     with checked_files.opened(path) as file:
         complete = file.readinto(content) == size and not file.read(1)
     if not complete or hashlib.sha256(content).hexdigest() != digest:

@@ -21,6 +21,7 @@ from hpcgpu.display.counts_and_durations import counted, duration
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import CheckpointError, Damaged, HpcgpuError
+from hpcgpu.options import values
 from hpcgpu.posix.full_disk import file_error
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.store import saved_datasets
@@ -80,12 +81,13 @@ def checkpoint(
     Raises
     ------
     OptionError
-        `name` cannot be the name of a directory.
+        `name` cannot be the name of a directory, `keep` is no number, or a future belongs to another client.
     CheckpointError
         A result could not be computed, pickled or written, because the disk is full for example.
     NotTrusted
         Other users can change the directory.
     """
+    keep = values.positive("checkpoint: keep", keep)
     return save(client, data, Destination(directory=versions.place(path, name), keep=keep, quiet=quiet))
 
 
@@ -171,6 +173,7 @@ async def _save(client: Client, form: Any, futures: list[Future], to: Destinatio
         raise _not_saved(directory, error) from error
     step, writes, answers = to.at_a_time or max(len(futures), 1), list[Future](), list[Any]()
     try:
+        pickled = structure.pickled(form)
         with Progress(to.quiet) as progress:
             for begin in range(0, len(futures), step):
                 writes = client.map(
@@ -183,9 +186,9 @@ async def _save(client: Client, form: Any, futures: list[Future], to: Destinatio
                 )
                 gathering = asyncio.ensure_future(client.gather(writes))
                 answers += await _done(gathering, writes, progress, f"saving {directory.name}", new.lives)
-            of_structure = await in_thread(pieces.write, cloudpickle.dumps(form), new.folder)
+            of_structure = await in_thread(pieces.write, pickled, new.folder)
             found, structure_piece = [piece for piece, _ in answers], of_structure[0]
-            complete = functools.partial(new.complete, structure_piece, found, keep=max(to.keep, 1))
+            complete = functools.partial(new.complete, structure_piece, found, keep=to.keep)
             version, folder = await in_thread(complete)
     except BaseException as error:
         await client.cancel(writes)
@@ -283,10 +286,16 @@ async def _done(
 def _not_saved(directory: Path, error: Exception) -> CheckpointError:
     last = versions.numbered(directory)[:1]
     stays = f"The last version stays: {last[0]}" if last else "There is no earlier version"
-    return CheckpointError(f"checkpoint {directory} was not saved: {_why(error)}. {stays}")
+    return CheckpointError(f"checkpoint {directory} was not saved: {_sentence(_why(error))} {stays}")
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def _why(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"{file_error(error)}. Do all nodes see it?"
     if isinstance(error, OSError):
         return file_error(error)
     return str(error) if isinstance(error, HpcgpuError) else f"{type(error).__name__}: {error}"

@@ -6,14 +6,18 @@ Data are Dask collections and futures, alone or in lists, tuples and dictionarie
 from __future__ import annotations
 
 import inspect
+import io
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle
 from dask.base import is_dask_collection
 from dask.core import flatten
-from distributed import Client, Future
+from distributed import Client, Future, futures_of
+
+from hpcgpu.errors import OptionError
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,14 @@ def take_apart(data: Any, client: Client) -> tuple[Any, list[Future]]:
     """Return the structure of data, which can be pickled, and the futures of its results, in order.
 
     Collections that are not persisted are computed.
+
+    Raises
+    ------
+    OptionError
+        A future belongs to another client.
     """
+    if any(future.client is not client for future in futures_of(data)):
+        raise OptionError("checkpoint: the data belong to another client: call it with that client")
     futures: list[Future] = []
 
     def keep(leaf: Any) -> Any:
@@ -83,6 +94,30 @@ def put_together(structure: Any, submit: Callable[[Sequence[Any]], list[Future]]
         return rebuild(dict(zip(keys, submit(keys), strict=True)), *arguments, **options)
 
     return _each(structure, rebuilt)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Refuses futures: outside of the cluster they mean nothing."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Future):
+            raise TypeError(
+                "a future is inside of an object, where it cannot be saved: put it into a list, tuple or dictionary"
+            )
+        return super().reducer_override(value)
+
+
+def pickled(structure: Any) -> bytes:
+    """Return a structure as bytes.
+
+    Raises
+    ------
+    Exception
+        It cannot be pickled.
+    """
+    file = io.BytesIO()
+    _Pickler(file).dump(structure)
+    return file.getvalue()
 
 
 def _name(key: Any) -> str:

@@ -24,6 +24,7 @@ import distributed
 
 from hpcgpu.checkpoints.pieces import Piece
 from hpcgpu.errors import Damaged, OptionError
+from hpcgpu.options import values
 from hpcgpu.posix import json_records, ownership
 
 #: Names that are one directory on each filesystem.
@@ -74,14 +75,14 @@ def place(path: str | Path, name: str) -> Path:
     Raises
     ------
     OptionError
-        It has no valid name.
+        It has no valid path or name.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise OptionError(
             f"checkpoint: name={name!r} cannot be the name of a directory: write letters, digits and _ . + = @ -, at "
             "most 200 of them, not . first"
         )
-    return Path(path).expanduser().absolute() / name
+    return values.directory("checkpoint: path", path) / name
 
 
 def numbered(directory: Path) -> list[Path]:
@@ -183,8 +184,11 @@ class NewVersion:
         return version, appeared
 
     def discard(self) -> None:
-        """Remove what was written."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove what was written, and let what still writes there fail."""
+        for _ in range(5):  # a worker may finish a piece meanwhile
+            shutil.rmtree(self.folder, ignore_errors=True)
+            if not self.folder.exists():
+                break
 
     def _appear(self) -> Path:
         while True:

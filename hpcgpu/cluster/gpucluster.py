@@ -12,18 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from distributed import Client, Future, futures_of
+from distributed import Client
 from distributed.deploy.spec import NoOpAwaitable
 
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem
-from hpcgpu.checkpoints import save_and_restore, versions
-from hpcgpu.checkpoints.save_and_restore import KEEP, Checkpoint, Destination
 from hpcgpu.client.hold import Hold, check_number
 from hpcgpu.client.upload_package import upload
 from hpcgpu.cluster import notebook
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
-from hpcgpu.cluster.cluster_inspection import ClusterInspection
+from hpcgpu.cluster.saved_results import SavedResults
 from hpcgpu.configuration.resolve import resolve, resolve_group
 from hpcgpu.errors import BatchError, ClusterExists, OptionError
 from hpcgpu.existing_clusters.lookup import locate
@@ -44,7 +42,7 @@ from hpcgpu.store import create_directory, saved_options
 from hpcgpu.store.directory import ClusterDirectory
 
 
-class GPUCluster(ClusterInspection):
+class GPUCluster(SavedResults):
     """A Dask cluster of batch jobs; use the subclass of your batch system.
 
     Parameters
@@ -333,93 +331,6 @@ class GPUCluster(ClusterInspection):
     async def _upload_package(self, path: str | Path) -> list[str]:
         async with Client(self, asynchronous=True, set_as_default=False) as client:
             return await upload(client, path)
-
-    # Data on the shared disk
-
-    def checkpoint(
-        self, data: Any, path: str | Path | None = None, *, name: str, keep: int = KEEP
-    ) -> Checkpoint | Awaitable[Checkpoint]:
-        """Save results of this cluster on the shared disk, for this cluster and for later ones.
-
-        See `hpcgpu.checkpoint`. A dataset that is published under this name is published again by the next scheduler,
-        if the scheduler is restarted.
-
-        Parameters
-        ----------
-        data : dask collection, future, list, tuple or dict
-            Collections and futures, also in lists, tuples and dictionaries.
-        path : str or Path, optional
-            The directory in which the checkpoint is. Default: the option `checkpoint_directory`.
-        name : str
-        keep : int, default 2
-            How many versions are kept.
-
-        Raises
-        ------
-        OptionError
-            `name` cannot be the name of a directory, or there is neither `path` nor `checkpoint_directory`.
-        CheckpointError
-            It was not saved. The last version stays.
-        ClusterError
-            The cluster has failed, or was closed.
-        """
-        place, quiet = versions.place(self._checkpoint_directory(path), name), self.options.cluster.quiet
-        to = Destination(directory=place, keep=keep, quiet=quiet, cluster=self.directory)
-        return self._with_client(futures_of(data), save_and_restore.save, data, to)  # type: ignore[no-any-return]
-
-    def restore(
-        self, name: str, path: str | Path | None = None, *, resources: Mapping[str, float] | None = None
-    ) -> Any:
-        """Return the data of a checkpoint, which this cluster or an earlier one has saved.
-
-        See `hpcgpu.restore`.
-
-        Parameters
-        ----------
-        name : str
-        path : str or Path, optional
-            As in `checkpoint`.
-        resources : mapping, optional
-            The Dask resources that a worker must have to read a result.
-
-        Returns
-        -------
-        dask collection, future, list, tuple or dict
-            As it was saved; the collections are persisted.
-
-        Raises
-        ------
-        OptionError
-            There is neither `path` nor `checkpoint_directory`.
-        CheckpointError
-            There is no checkpoint of this name, or no version of it can be restored.
-        NotTrusted
-            Other users can change it.
-        ClusterError
-            The cluster has failed, or was closed.
-        """
-        place, quiet = self._checkpoint_directory(path), self.options.cluster.quiet
-        return self._with_client([], save_and_restore.restore, place, name=name, resources=resources, quiet=quiet)
-
-    def _checkpoint_directory(self, path: str | Path | None) -> str | Path:
-        if (place := path or self.options.cluster.checkpoint_directory) is None:
-            raise OptionError(
-                "checkpoint: write where it is, as path=... or for the cluster as checkpoint_directory=..., for "
-                "example '$SCRATCH/checkpoints': a directory that all nodes see, with room for the data"
-            )
-        return place
-
-    def _with_client(self, futures: list[Future], function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call a function with the client of these futures, or else with the client of this cluster."""
-        self._check_usable()
-        client = futures[0].client if futures else self.get_client()
-        if not self.asynchronous:
-            return function(client, *arguments, **named)
-
-        async def call() -> Any:
-            return await function(await client, *arguments, **named)
-
-        return call()
 
     # Scaling
 

@@ -1,0 +1,106 @@
+"""The part of a cluster that saves results on the shared disk, and restores them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from distributed import Future, futures_of
+
+from hpcgpu.checkpoints import save_and_restore, versions
+from hpcgpu.checkpoints.save_and_restore import KEEP, Checkpoint, Destination
+from hpcgpu.cluster.cluster_inspection import ClusterInspection
+from hpcgpu.errors import OptionError
+from hpcgpu.options import values
+
+
+class SavedResults(ClusterInspection):
+    """The part of `hpcgpu.cluster.gpucluster.GPUCluster` that has to do with checkpoints."""
+
+    def checkpoint(
+        self, data: Any, path: str | Path | None = None, *, name: str, keep: int = KEEP
+    ) -> Checkpoint | Awaitable[Checkpoint]:
+        """Save results of this cluster on the shared disk, for this cluster and for later ones.
+
+        See `hpcgpu.checkpoint`. A dataset that is published under this name is published again by the next scheduler,
+        if the scheduler is restarted.
+
+        Parameters
+        ----------
+        data : dask collection, future, list, tuple or dict
+            Collections and futures, also in lists, tuples and dictionaries.
+        path : str or Path, optional
+            The directory in which the checkpoint is. Default: the option `checkpoint_directory`.
+        name : str
+        keep : int, default 2
+            How many versions are kept.
+
+        Raises
+        ------
+        OptionError
+            `name` cannot be the name of a directory, or there is neither `path` nor `checkpoint_directory`.
+        CheckpointError
+            It was not saved. The last version stays.
+        ClusterError
+            The cluster has failed, or was closed.
+        """
+        place, quiet = versions.place(self._checkpoint_directory(path), name), self.options.cluster.quiet
+        to = Destination(
+            directory=place, keep=values.positive("checkpoint: keep", keep), quiet=quiet, cluster=self.directory
+        )
+        return self._with_client(futures_of(data), save_and_restore.save, data, to)  # type: ignore[no-any-return]
+
+    def restore(
+        self, name: str, path: str | Path | None = None, *, resources: Mapping[str, float] | None = None
+    ) -> Any:
+        """Return the data of a checkpoint, which this cluster or an earlier one has saved.
+
+        See `hpcgpu.restore`.
+
+        Parameters
+        ----------
+        name : str
+        path : str or Path, optional
+            As in `checkpoint`.
+        resources : mapping, optional
+            The Dask resources that a worker must have to read a result.
+
+        Returns
+        -------
+        dask collection, future, list, tuple or dict
+            As it was saved; the collections are persisted.
+
+        Raises
+        ------
+        OptionError
+            There is neither `path` nor `checkpoint_directory`.
+        CheckpointError
+            There is no checkpoint of this name, or no version of it can be restored.
+        NotTrusted
+            Other users can change it.
+        ClusterError
+            The cluster has failed, or was closed.
+        """
+        place, quiet = self._checkpoint_directory(path), self.options.cluster.quiet
+        return self._with_client([], save_and_restore.restore, place, name=name, resources=resources, quiet=quiet)
+
+    def _checkpoint_directory(self, path: str | Path | None) -> str | Path:
+        if (place := path or self.options.cluster.checkpoint_directory) is None:
+            raise OptionError(
+                "checkpoint: write where it is, as path=... or for the cluster as checkpoint_directory=..., for "
+                "example '$SCRATCH/checkpoints': a directory that all nodes see, with room for the data"
+            )
+        return place
+
+    def _with_client(self, futures: list[Future], function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Call a function with the client of these futures, or else with the client of this cluster."""
+        self._check_usable()
+        client = futures[0].client if futures else self.get_client()
+        if not self.asynchronous:
+            return function(client, *arguments, **named)
+
+        async def call() -> Any:
+            return await function(await client, *arguments, **named)
+
+        return call()

@@ -1,0 +1,576 @@
+"""Checkpoints: what is on the disk, and what becomes of it. The clusters are in this process."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import errno
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import dask.array as da
+import numpy as np
+import pytest
+from dask import delayed
+from distributed import Client, Future
+
+import hpcgpu
+from hpcgpu import CheckpointError, OptionError
+from hpcgpu.checkpoints import pieces, versions
+from hpcgpu.errors import ClusterWarning, NotTrusted
+
+STRANGER = 64321  # a user id that nobody has
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with Client(processes=False, n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
+        yield client
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The directory of the checkpoint `demo`."""
+    return tmp_path / "saved" / "demo"
+
+
+def save(client: Client, data: Any, place: Path, **options: Any) -> Any:
+    return hpcgpu.checkpoint(client, data, place.parent, name=place.name, quiet=True, **options)
+
+
+def restored(client: Client, place: Path) -> Any:
+    return hpcgpu.restore(client, place.parent, name=place.name, quiet=True)
+
+
+def numbers(place: Path) -> list[str]:
+    """The versions, and what else is in the directory of a checkpoint."""
+    return sorted(entry.name for entry in place.iterdir())
+
+
+# The pieces
+
+
+def arrays() -> dict[str, Any]:
+    """Arrays of each kind of layout and content."""
+    random = np.random.default_rng(0).random((7, 5, 3))
+    nan = np.array([np.nan, -0.0, np.inf])
+    nan.view(np.uint64)[0] |= 0xBEEF  # a payload
+    return {
+        "C": random,
+        "F": np.asfortranarray(random),
+        "strided": random[::2, ::-1, 1:],
+        "no dimension": np.array(3, dtype=np.int8),
+        "empty": np.empty((0, 4), np.float32),
+        "not a number": nan,
+        "fields": np.array([(1, b"x", 2.5)], dtype=[("a", ">i4"), ("b", "S3"), ("c", "f2")]),
+        "times": np.array(["2026-01-01", "NaT"], dtype="datetime64[ns]"),
+        "texts": np.array(["a", "ß"]),
+        "masked": np.ma.masked_array([1, 2, 3], mask=[0, 1, 0]),
+        "broadcast": np.broadcast_to(np.arange(3), (1000, 3)),
+    }
+
+
+@pytest.mark.parametrize("kind", arrays())
+def test_an_array_is_read_bit_by_bit_with_its_layout(tmp_path: Path, kind: str) -> None:
+    value = arrays()[kind]
+    piece, fresh = pieces.write(value, tmp_path)
+    again = pieces.read(tmp_path, piece.digest, piece.size)
+    assert fresh and type(again) is type(value)
+    assert (again.dtype, again.shape, again.tobytes()) == (value.dtype, value.shape, value.tobytes())
+    if kind == "F":
+        assert again.flags.f_contiguous
+    if kind == "masked":
+        assert again.mask.tolist() == value.mask.tolist()
+    if kind not in ("broadcast", "empty"):
+        again[...] = again  # it can be written to, as other results
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        0,
+        "text",
+        b"",
+        b"x" * 1_000_000,
+        bytearray(b"abc"),
+        {1, 2},
+        np.float32(1.5),
+        object,
+        [np.arange(3), {"a": 1}],
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_any_value_is_read_as_it_was(tmp_path: Path, value: Any) -> None:
+    piece, _ = pieces.write(value, tmp_path)
+    assert piece.size == (tmp_path / piece.digest).stat().st_size
+    again = pieces.read(tmp_path, piece.digest, piece.size)
+    assert type(again) is type(value) and repr(again) == repr(value)
+
+
+def test_frames_of_pandas_are_read_as_they_were(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame(
+        {
+            "a": [1.5, None, 3],
+            "text": ["x", None, "ß"],
+            "kind": pd.Categorical(["u", "v", "u"], ordered=True),
+            "time": pd.date_range("2026-01-01", periods=3, tz="Europe/Berlin"),
+            "maybe": pd.array([1, None, 3], dtype="Int64"),
+        },
+        index=pd.MultiIndex.from_tuples([(0, "a"), (0, "b"), (1, "a")], names=["n", "l"]),
+    )
+    for value in (frame, frame["kind"], frame.index, frame.iloc[:0]):
+        piece, _ = pieces.write(value, tmp_path)
+        again = pieces.read(tmp_path, piece.digest, piece.size)
+        assert type(again) is type(value) and again.equals(value)
+        getattr(
+            pd.testing,
+            f"assert_{'index' if value is frame.index else type(value).__name__.lower()}_equal".replace(
+                "dataframe", "frame"
+            ),
+        )(again, value, check_exact=True)
+
+
+def test_a_piece_is_written_once(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    here.mkdir()
+    piece, fresh = pieces.write(np.arange(5), there)
+    assert fresh and pieces.write(np.arange(5), there) == (piece, False)
+    assert pieces.write(np.arange(5), here, [tmp_path / "not there", there]) == (piece, False)
+    assert (here / piece.digest).samefile(there / piece.digest)
+    assert [path.name for path in here.iterdir()] == [piece.digest], "nothing else is left"
+
+
+def test_a_piece_that_was_cut_is_written_anew(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    here.mkdir()
+    piece, _ = pieces.write(np.arange(5), there)
+    os.truncate(there / piece.digest, piece.size - 1)
+    assert pieces.write(np.arange(5), here, [there]) == (piece, True)
+    assert pieces.read(here, piece.digest, piece.size).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_piece_that_cannot_be_pickled_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="lock"):
+        pieces.write(threading.Lock(), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+# What is wrong with a file, and what is seen then
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def grow(file: Path) -> None:
+    with file.open("ab") as content:
+        content.write(b"x")
+
+
+def flip(file: Path) -> None:
+    """Change one bit."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def empty(file: Path) -> None:
+    os.truncate(file, 0)
+
+
+def give_away(file: Path) -> None:
+    os.chown(file, STRANGER, -1)
+
+
+def make_link(file: Path) -> None:
+    file.rename(file.parent.parent.parent / "elsewhere")
+    file.symlink_to(file.parent.parent.parent / "elsewhere")
+
+
+def make_fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def make_directory(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+FAULTS = [
+    Path.unlink,
+    cut,
+    grow,
+    flip,
+    empty,
+    pytest.param(give_away, marks=needs_root),
+    make_link,
+    make_fifo,
+    make_directory,
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("which", ["checkpoint.json", "structure", "piece"])
+def test_a_version_with_a_fault_is_left_out_with_a_warning_and_the_one_before_it_is_restored(
+    client: Client, place: Path, which: str, fault: Callable[[Path], None]
+) -> None:
+    save(client, [client.submit(pow, 2, n) for n in range(3)], place)
+    save(client, [client.submit(pow, 3, n) for n in range(3)], place)
+    newest = place / "000002"
+    version = versions.read(newest)
+    files = {
+        "checkpoint.json": "checkpoint.json",
+        "structure": version.structure.digest,
+        "piece": version.pieces[1].digest,
+    }
+    fault(newest / files[which])
+    with pytest.warns(ClusterWarning) as said:
+        again = restored(client, place)
+    assert client.gather(again) == [1, 2, 4]
+    [warning] = said
+    assert str(warning.message).startswith(f"{newest} cannot be restored: {newest}/")
+    assert str(warning.message).endswith(". Version 000001 was restored instead")
+    cut(place / "000001" / "checkpoint.json")
+    with pytest.raises(
+        CheckpointError, match=rf"^{newest} cannot be restored: .*\. {place}/000001 cannot be restored: "
+    ):
+        restored(client, place)
+    save(client, again, place)
+    assert client.gather(restored(client, place)) == [1, 2, 4], "what is newer and whole counts"
+
+
+@pytest.mark.parametrize("fault", [cut, make_fifo])
+def test_a_piece_with_a_fault_is_written_anew_by_the_next_save(
+    client: Client, place: Path, fault: Callable[[Path], None]
+) -> None:
+    one = client.submit(pow, 5, 2)
+    save(client, one, place)
+    fault(place / "000001" / versions.read(place / "000001").pieces[0].digest)
+    save(client, one, place)
+    assert restored(client, place).result() == 25
+
+
+def test_a_result_that_is_lost_later_is_read_again_as_long_as_any_version_has_it(client: Client, place: Path) -> None:
+    """Dask computes a lost result again: it reads the piece."""
+    one = client.submit(pow, 5, 2)
+    piece, _ = pieces.write(25, place.parent.parent)
+    save(client, one, place, keep=1)
+    save(client, one, place, keep=1)
+    assert numbers(place) == ["000002"]
+    assert pieces.read(place / "000001", piece.digest, piece.size) == 25
+    save(client, client.submit(pow, 5, 3), place, keep=1)
+    with pytest.raises(OSError, match=str(place / "000001" / piece.digest)):
+        pieces.read(place / "000001", piece.digest, piece.size)
+
+
+# Versions
+
+
+def test_two_versions_are_kept_and_unchanged_pieces_are_not_written_again(client: Client, place: Path) -> None:
+    kept = client.submit(np.random.default_rng(0).bytes, 100_000)
+    for number in range(1, 5):
+        saved = save(client, [kept, client.submit(pow, 2, number)], place)
+        assert saved.path == place / f"{number:06d}" and saved.size > 100_000
+        assert saved.written > 100_000 if number == 1 else 0 < saved.written < 10_000
+        assert client.gather(restored(client, place))[1] == 2**number
+    assert numbers(place) == ["000003", "000004"]
+    files = {file.stat().st_ino for file in place.glob("*/*") if file.stat().st_size > 100_000}
+    assert len(files) == 1, "it takes its room once"
+    assert save(client, [kept, client.submit(pow, 2, 4)], place).written < 1000
+    save(client, kept, place, keep=1)
+    assert numbers(place) == ["000006"]
+
+
+@pytest.mark.parametrize("keep", [0, -1, 1.5, "2", None, True])
+def test_how_many_versions_are_kept_must_be_a_whole_number(client: Client, place: Path, keep: Any) -> None:
+    with pytest.raises(OptionError, match="checkpoint: keep must be "):
+        save(client, 1, place, keep=keep)
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".x", "a/b", "/a", "a b", "ä", "a\n", "-x", "x" * 201, 3, None, b"x"])
+def test_a_name_that_is_no_directory_is_refused(client: Client, tmp_path: Path, name: Any) -> None:
+    with pytest.raises(OptionError, match=r"checkpoint: name=.* cannot be the name of a directory"):
+        hpcgpu.checkpoint(client, 1, tmp_path, name=name)
+    with pytest.raises(OptionError, match=r"checkpoint: name=.* cannot be the name of a directory"):
+        hpcgpu.restore(client, tmp_path, name=name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_is_expanded_as_that_of_an_option(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCRATCH", str(tmp_path))
+    saved = hpcgpu.checkpoint(client, 1, "$SCRATCH/saved", name="demo", quiet=True)
+    assert saved.path == tmp_path / "saved" / "demo" / "000001"
+    assert hpcgpu.restore(client, "${SCRATCH}/saved", name="demo", quiet=True) == 1
+    with pytest.raises(OptionError, match="NOT_SET"):
+        hpcgpu.restore(client, "$NOT_SET/saved", name="demo", quiet=True)
+
+
+def test_what_is_not_there_is_said(client: Client, place: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"^there is no checkpoint {place}\n"):
+        restored(client, place)
+    place.mkdir(parents=True, mode=0o700)
+    with pytest.raises(CheckpointError, match=f"^there is no checkpoint {place}\n"):
+        restored(client, place)
+
+
+def test_a_directory_that_others_can_change_is_neither_read_nor_written(client: Client, place: Path) -> None:
+    save(client, 1, place)
+    place.chmod(0o777)
+    for act in (lambda: save(client, 2, place), lambda: restored(client, place)):
+        with pytest.raises(NotTrusted, match=f"{place} is not used, because other users can change it"):
+            act()
+    assert numbers(place) == ["000001"]
+    place.chmod(0o700)
+    assert restored(client, place) == 1
+
+
+@needs_root
+def test_a_directory_of_another_user_is_refused(client: Client, place: Path) -> None:
+    place.mkdir(parents=True)
+    os.chown(place, STRANGER, -1)
+    with pytest.raises(NotTrusted, match=f"uid {STRANGER}"):
+        save(client, 1, place)
+    with pytest.raises(NotTrusted, match=f"uid {STRANGER}"):
+        restored(client, place)
+    assert not list(place.iterdir())
+
+
+def test_what_a_killed_program_has_written_is_used_and_later_removed(client: Client, place: Path) -> None:
+    killed = versions.NewVersion(place)
+    pieces.write(np.arange(10_000), killed.folder)
+    (killed.folder / ".half").write_bytes(b"x")
+    assert save(client, client.submit(np.arange, 10_000), place).written < 10_000
+    assert numbers(place) == [killed.folder.name, "000001"], "it may still live"
+    hour = time.time() - 3700
+    os.utime(killed.folder, (hour, hour))
+    save(client, 1, place)
+    assert numbers(place) == ["000001", "000002"]
+
+
+# Data
+
+
+def test_data_of_all_kinds_are_restored_in_the_same_cluster_while_the_original_lives(
+    client: Client, place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    array = client.persist(da.random.default_rng(0).random((20, 30), chunks=(7, 11)))
+    future = client.submit(np.arange, 5)
+    data = {"array": array, "all": [future, (future, 3, {"delayed": delayed(pow)(2, 5)})], "text": "x", 5: None}
+    save(client, data, place)
+    first, second = restored(client, place), restored(client, place)
+    for again in (first, second):
+        assert list(again) == list(data) and again["text"] == "x" and again[5] is None
+        assert np.array_equal(again["array"].compute(), array.compute())
+        assert again["array"].chunks == array.chunks and again["array"].name != array.name
+        assert again["all"][0].result().tolist() == again["all"][1][0].result().tolist() == [0, 1, 2, 3, 4]
+        assert type(again["all"][1]) is tuple and again["all"][1][1] == 3
+        assert again["all"][1][2]["delayed"].compute() == 32
+    save(client, first, place)
+    assert np.array_equal(restored(client, place)["array"].compute(), array.compute()), "restored data are data"
+    assert "run_spec" not in caplog.text
+
+
+def test_a_failed_task_is_named(client: Client, place: Path) -> None:
+    save(client, 1, place)
+    with pytest.raises(CheckpointError) as said:
+        save(client, [client.submit(pow, 2, 2), client.submit(pow, 0, -1)], place)
+    assert str(said.value) == (
+        f"checkpoint {place} was not saved: ZeroDivisionError: 0.0 cannot be raised to a negative power. "
+        f"The last version stays: {place}/000001"
+    ).replace("0.0 cannot be raised to a negative power", str(said.value.__cause__))
+    assert isinstance(said.value.__cause__, ZeroDivisionError)
+    assert numbers(place) == ["000001"]
+
+
+def test_a_result_that_cannot_be_pickled_is_named(client: Client, place: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"was not saved: TypeError: .*lock.*There is no earlier version"):
+        save(client, client.submit(threading.Lock), place)
+    assert numbers(place) == []
+
+
+class Holder(NamedTuple):
+    held: Any
+
+
+@pytest.mark.parametrize("hide", [Holder, lambda future: {future}, lambda future: {future: 1}, lambda f: [Holder([f])]])
+def test_a_future_where_it_would_not_be_saved_is_refused(
+    client: Client, place: Path, hide: Callable[[Future], Any]
+) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"a future is inside of an object, .* put it into a list, tuple or dictionary"
+    ):
+        save(client, hide(client.submit(pow, 2, 3)), place)
+    assert numbers(place) == []
+
+
+def test_an_actor_is_refused(client: Client, place: Path) -> None:
+    actor = client.submit(Holder, 1, actor=True)
+    with pytest.raises(CheckpointError, match="an actor cannot be saved"):
+        save(client, actor, place)
+    assert numbers(place) == []
+
+
+def test_futures_of_another_client_are_refused_in_words(client: Client, place: Path) -> None:
+    with Client(client.cluster, set_as_default=False) as other:
+        for data in (other.submit(pow, 2, 3), other.persist(da.ones(3, chunks=1))):
+            with pytest.raises(ValueError, match="another client"):
+                save(client, data, place)
+    assert not place.exists() or numbers(place) == []
+
+
+def test_a_future_that_is_cancelled_meanwhile_is_an_error(client: Client, place: Path) -> None:
+    with waits_to_be_written(client) as (waits, begun), saves(client, waits, place) as saving:
+        assert begun.wait(60)
+        waits.cancel(force=True)
+        with pytest.raises(CheckpointError, match=r"was not saved: .*Cancelled"):
+            saving.result(timeout=60)
+    assert numbers(place) == []
+
+
+def test_a_directory_that_is_removed_meanwhile_is_an_error_in_words(client: Client, place: Path) -> None:
+    with waits_to_be_written(client) as (waits, begun), saves(client, waits, place) as saving:
+        assert begun.wait(60)
+        shutil.rmtree(place)
+        GO.set()
+        words = rf"was not saved: {place}/\.\w+: No such file or directory. Do all nodes see it\? There is no earlier"
+        with pytest.raises(CheckpointError, match=words):
+            saving.result(timeout=60)
+
+
+def test_two_programs_that_save_the_same_name_at_once_both_succeed(client: Client, place: Path) -> None:
+    with (
+        waits_to_be_written(client) as (waits, begun),
+        saves(client, [waits, client.submit(pow, 2, 2)], place) as first,
+        saves(client, [waits, client.submit(pow, 3, 2)], place) as second,
+    ):
+        assert begun.wait(60)
+        GO.set()
+        paths = {first.result(timeout=60).path.name, second.result(timeout=60).path.name}
+    assert paths == {"000001", "000002"} == {*numbers(place)}
+    assert {versions.read(place / name).size for name in paths} and restored(client, place)[0].result() == 7
+
+
+@needs_root
+def test_a_full_disk_is_named_with_what_to_do_and_the_last_version_stays(client: Client, tmp_path: Path) -> None:
+    with small_disk(tmp_path) as disk:
+        place = disk / "demo"
+        save(client, client.submit(pow, 2, 3), place)
+        with pytest.raises(CheckpointError) as said:
+            save(client, client.map(np.random.default_rng(0).bytes, [600_000] * 5, pure=False), place)
+        folder = said.value.__cause__.filename
+        assert str(said.value) == (
+            f"checkpoint {place} was not saved: {folder} cannot be written: No space left on device. "
+            f"Make room there. The last version stays: {place}/000001"
+        )
+        assert numbers(place) == ["000001"], "what was written is removed"
+        assert restored(client, place).result() == 8
+        save(client, client.submit(pow, 2, 4), place)
+        assert restored(client, place).result() == 16
+
+
+def test_a_disk_that_is_full_for_the_last_file_keeps_the_last_version(
+    client: Client, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(client, 1, place)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(
+            CheckpointError, match=r"No space left on device. Make room there. The last version stays: "
+        ):
+            save(client, 2, place)
+    assert numbers(place) == ["000001"] and restored(client, place) == 1
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+def test_what_is_saved_is_the_users_alone_whatever_the_umask(client: Client, place: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        save(client, client.submit(pow, 2, 3), place)
+        assert restored(client, place).result() == 8
+    finally:
+        os.umask(before)
+    made = [place.parent, place, *place.rglob("*")]
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_dir()} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in made if path.is_file()} == {0o600}
+
+
+def test_a_version_says_which_software_wrote_it(client: Client, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "software", lambda: {"python": "3.9.1", "dask": versions.dask.__version__})
+    save(client, client.submit(pow, 2, 3), place)
+    monkeypatch.undo()
+    flip(place / "000001" / versions.read(place / "000001").pieces[0].digest)
+    with pytest.raises(CheckpointError, match=r"is damaged: .* \(it was saved with python 3\.9\.1, not 3\."):
+        restored(client, place)
+
+
+def test_what_a_later_release_adds_is_left_out(client: Client, place: Path) -> None:
+    save(client, 1, place)
+    file = place / "000001" / "checkpoint.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"later": 1}))
+    assert restored(client, place) == 1
+
+
+# Data that wait
+
+
+BEGUN, GO = threading.Event(), threading.Event()
+
+
+class WaitsToBeWritten:
+    """A result that is pickled only after GO."""
+
+    def __reduce__(self) -> Any:
+        BEGUN.set()
+        assert GO.wait(60)
+        return int, (7,)
+
+
+@contextmanager
+def waits_to_be_written(client: Client) -> Iterator[tuple[Future, threading.Event]]:
+    BEGUN.clear()
+    GO.clear()
+    try:
+        yield client.submit(WaitsToBeWritten, pure=False), BEGUN
+    finally:
+        GO.set()
+
+
+@contextmanager
+def saves(client: Client, data: Any, place: Path) -> Iterator[concurrent.futures.Future[Any]]:
+    """A save in another thread."""
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        yield threads.submit(save, client, data, place)
+
+
+@contextmanager
+def small_disk(place: Path) -> Iterator[Path]:
+    """A directory that is a disk of 2 MB."""
+    disk = place / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "hpcgpu-full", str(disk)]
+    if subprocess.run(command).returncode:
+        pytest.skip("no disk can be mounted here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
