@@ -121,10 +121,10 @@ class PublishedDatasets:
         assert options.checkpoint_directory is not None
         with client_of(self._scheduler, self.directory) as client:
             published = {name for name in client.list_datasets() if isinstance(name, str)}
-            for name in [*self._saved]:
-                if name not in published:
-                    del self._saved[name]
-                    saved_datasets.forget(self.directory, name)
+            for dataset in saved_datasets.read(self.directory):  # an earlier scheduler may have saved them
+                if dataset.name not in published:
+                    self._saved.pop(dataset.name, None)
+                    saved_datasets.forget(self.directory, dataset.name)
             for name in sorted(published):
                 problem = ""
                 try:

@@ -125,6 +125,7 @@ async def _restore(scheduler: Scheduler, directory: ClusterDirectory, extension:
     with _ending_if_it_fails(directory):
         await scheduler  # it has started
         await in_thread(kept.give, scheduler, directory)
+        await in_thread(check_alone, directory, os.environ["HPCGPU_SCHEDULER_JOB"])  # it took seconds
         _publish(scheduler, directory, extension)
 
 

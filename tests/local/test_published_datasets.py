@@ -56,7 +56,12 @@ def test_what_was_published_is_saved_and_published_again(queue: LocalQueue, tmp_
         assert client.get_dataset("late").result() == 64
         again = client.get_dataset("numbers")
         np.testing.assert_array_equal(again.compute(), expected)
+        client.unpublish_dataset("late")
+        until(
+            lambda: not cluster.directory.path.joinpath("dataset-late.json").exists(), "the next scheduler notices it"
+        )
         end_scheduler(cluster, client)
+        assert client.list_datasets() == ("numbers",)
         np.testing.assert_array_equal(client.get_dataset("numbers").compute(), expected)
     assert live(queue) == []
 
