@@ -36,13 +36,10 @@ _T = TypeVar("_T")
 
 #: Seconds in which the scheduler reports the loss of a worker after a call on it has failed.
 _REPORTED = 10.0
-
 #: Seconds in which queue and scheduler report the jobs of a cluster.
 _ANSWERED = 10.0
-
 #: Seconds in which the queue reports the end of a job whose worker is lost.
 _ENDED = 20.0
-
 #: Seconds between two looks at what a client does that waits for a scheduler.
 _LOOK = 0.2
 

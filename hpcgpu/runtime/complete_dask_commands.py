@@ -41,13 +41,7 @@ def worker_command(
     importlib.import_module("hpcgpu.runtime.results_in_host_memory").register()  # nannies answer clients too
     if arguments.gpus:
         cpu_affinity.correct_device_index()
-    restart_wait, timeout = next_scheduler.restart_wait(arguments, directory, own), arguments.timeout
-    if restart_wait is not None:
-        os.environ[next_scheduler.RESTARTS] = "1"  # for the workers
-        if next_scheduler.begins_anew():
-            next_scheduler.reap_earlier_workers()
-            next_scheduler.report_wait(arguments.gpus, restart_wait)
-            timeout = restart_wait
+    timeout, restart_wait = _waits(arguments, directory, own)
     contact = wait_for_scheduler(directory, batch, timeout, restart_wait)
     ClusterDirectory.existing(directory.path)  # the wait may have been long
     interface = agreed_interface(contact, arguments.protocol, arguments.interface)
@@ -90,6 +84,18 @@ def worker_command(
     elif contact.workers.startswith("authenticated"):  # Dask itself does this for tcp and tls
         os.environ[ucx_authentication.OWN_HOST] = importlib.import_module("distributed.utils").get_ip(host)
     return [*command, contact.workers]
+
+
+def _waits(arguments: argparse.Namespace, directory: ClusterDirectory, own: OwnJob) -> tuple[float, float | None]:
+    """Return how many seconds a worker job waits for a scheduler, and for one that is restarted; None if it is not."""
+    timeout, restart_wait = float(arguments.timeout), next_scheduler.restart_wait(arguments, directory, own)
+    if restart_wait is not None:
+        os.environ[next_scheduler.RESTARTS] = "1"  # for the workers
+        if next_scheduler.begins_anew():
+            next_scheduler.reap_earlier_workers()
+            next_scheduler.report_wait(arguments.gpus, restart_wait)
+            timeout = restart_wait
+    return timeout, restart_wait
 
 
 def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory, own: OwnJob) -> list[str]:
