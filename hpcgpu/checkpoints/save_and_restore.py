@@ -196,8 +196,12 @@ async def _save(client: Client, form: Any, futures: list[Future], to: Destinatio
         if isinstance(error, Exception):
             raise _not_saved(directory, error) from error
         raise
-    if to.cluster is not None and directory.name in await client.list_datasets():
-        await in_thread(saved_datasets.record, to.cluster, SavedDataset(directory.name, str(directory)))
+    if to.cluster is not None:
+        try:
+            if directory.name in await client.list_datasets():
+                await in_thread(saved_datasets.record, to.cluster, SavedDataset(directory.name, str(directory)))
+        except OSError as error:
+            warn(f"{folder} was saved, but a next scheduler will not publish it again: {_why(error)}")
     written = {piece.digest: piece.size for piece, fresh in [*answers, of_structure] if fresh}
     return Checkpoint(folder, version.size, sum(written.values()))
 
@@ -215,6 +219,8 @@ async def _restore(client: Client, directory: Path, resources: Mapping[str, floa
                         raise error
             except Exception as error:
                 problems.append(f"{folder} cannot be restored: {_why(error)}{await in_thread(_other_software, folder)}")
+                if not _damaged(error):  # nothing says that an older version is what the user wants
+                    raise CheckpointError(". ".join(problems)) from error
                 continue
             if problems:
                 warn(f"{'. '.join(problems)}. Version {folder.name} was restored instead")
@@ -281,6 +287,12 @@ async def _done(
         progress.update(what, f"{done} of {counted(len(futures), 'piece')} for {duration(now - began)}")
         await asyncio.wait([waiting], timeout=_LOOK)
     return await waiting
+
+
+def _damaged(error: Exception) -> bool:
+    """Whether an error is about the files of a version, and not about the cluster or its software."""
+    about_a_file = isinstance(error, OSError) and error.errno is not None
+    return isinstance(error, Damaged) or (about_a_file and not isinstance(error, ConnectionError | TimeoutError))
 
 
 def _not_saved(directory: Path, error: Exception) -> CheckpointError:

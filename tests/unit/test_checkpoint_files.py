@@ -574,3 +574,19 @@ def small_disk(place: Path) -> Iterator[Path]:
         yield disk
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+class Gone:
+    """A value of a module that a later program does not have."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return __import__, ("a_module_of_the_past",)
+
+
+def test_an_older_version_is_not_restored_in_silence_because_the_software_is_another(
+    client: Client, place: Path
+) -> None:
+    hpcgpu.checkpoint(client, client.submit(pow, 2, 5), place, name="demo", quiet=True)
+    hpcgpu.checkpoint(client, client.submit(Gone), place, name="demo", quiet=True)
+    with pytest.raises(CheckpointError, match=r"000002 cannot be restored: ModuleNotFoundError.*a_module_of_the_past"):
+        hpcgpu.restore(client, place, name="demo", quiet=True)
