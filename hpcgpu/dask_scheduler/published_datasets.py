@@ -144,11 +144,13 @@ class PublishedDatasets:
         data = client.get_dataset(name, default=None)  # it may have been unpublished just now
         futures = futures_of(data)
         keys = frozenset(future.key for future in futures)
-        if not keys or self._saved.get(name) == keys:
+        if not keys:
+            return
+        place = versions.place(path, name)
+        if self._saved.get(name) == keys and versions.numbered(place):  # somebody may have removed it
             return
         if not all(client.who_has(futures).values()):
             return  # it is still computed: the next save may have it
-        place = versions.place(path, name)
         at_a_time = max(1, len(self._scheduler.workers) // _SHARE)
         to = Destination(directory=place, quiet=True, at_a_time=at_a_time, cluster=self.directory)
         save(client, data, to)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,8 @@ def test_why_a_dataset_cannot_be_saved_reaches_the_user_and_it_is_saved_later(
         saved.unlink()
         until(lambda: numbered(saved / "kept"), "it is saved when that is possible")
         assert cluster.restore("kept").result() == 32
+        shutil.rmtree(saved)
+        until(lambda: numbered(saved / "kept"), "what somebody has removed is saved again")
 
 
 def test_datasets_need_a_directory(queue: LocalQueue) -> None:
