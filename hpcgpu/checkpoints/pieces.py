@@ -65,7 +65,10 @@ def write(value: Any, directory: Path, known: Sequence[Path] = ()) -> tuple[Piec
     """
     if isinstance(value, Actor):
         raise TypeError("an actor cannot be saved: save what its methods return")
-    header, frames = serialize(value, serializers=_SERIALIZERS, on_error="raise")
+    try:
+        header, frames = serialize(value, serializers=_SERIALIZERS, on_error="raise")
+    except TypeError:  # Dask's serializer of PyTorch's tensors fails for those on a GPU, which can be pickled
+        header, frames = serialize(value, serializers=["pickle"], on_error="raise")
     views = [pickle.PickleBuffer(frame).raw() for frame in frames]
     head = pickle.dumps((header, [len(view) for view in views]))
     parts: list[bytes | memoryview] = [len(head).to_bytes(_SIZE, "little") + head + bytes(_gap(_SIZE + len(head)))]

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from dask import delayed
 from distributed import Client, Future
+from distributed.protocol import dask_serialize
 
 import hpcgpu
 from hpcgpu import CheckpointError, OptionError
@@ -114,6 +115,26 @@ def test_any_value_is_read_as_it_was(tmp_path: Path, value: Any) -> None:
     assert piece.size == (tmp_path / piece.digest).stat().st_size
     again = pieces.read(tmp_path, piece.digest, piece.size)
     assert type(again) is type(value) and repr(again) == repr(value)
+
+
+class Tensor:
+    """As a tensor of PyTorch on a GPU: Dask's serializer of tensors raises an error, and pickle can do it."""
+
+    def __init__(self, numbers: list[float]) -> None:
+        self.numbers = numbers
+
+
+@dask_serialize.register(Tensor)
+def _fails(tensor: Tensor) -> None:
+    raise TypeError("can't convert cuda:0 device type tensor to numpy.")
+
+
+@pytest.mark.parametrize("value", [Tensor([1.5]), {"weights": Tensor([1.5]), "other": np.arange(3)}], ids=["one", "in"])
+def test_what_only_pickle_can_do_is_pickled(tmp_path: Path, value: Any) -> None:
+    piece, _ = pieces.write(value, tmp_path)
+    again = pieces.read(tmp_path, piece.digest, piece.size)
+    tensor = again["weights"] if isinstance(again, dict) else again
+    assert type(tensor) is Tensor and tensor.numbers == [1.5]
 
 
 def test_frames_of_pandas_are_read_as_they_were(tmp_path: Path) -> None:
