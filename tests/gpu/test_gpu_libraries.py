@@ -72,6 +72,18 @@ def test_a_query_of_polars(names: dict[str, Any]) -> None:
     assert sorted(run("cudf_polars", names)["result"].rows()) == [(1, 6.0), (2, 3.0)]
 
 
+def test_a_query_of_polars_on_two_workers_that_share_a_gpu(
+    shared_queue: LocalQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They exchange rows over UCX: other than NCCL, it allows that, if the engine is told so."""
+    pytest.importorskip("cudf_polars")
+    shared = EXAMPLES["cudf_polars"].replace("engine_options={", 'engine_options={"allow_gpu_sharing": True, ')
+    monkeypatch.setitem(EXAMPLES, "cudf_polars", shared)
+    with LocalGPUCluster(jobs=2, name="polars", **OPTIONS) as cluster:
+        found = run("cudf_polars", needed(cluster, tmp_path), jobs=2)
+        assert sorted(found["result"].rows()) == [(1, 6.0), (2, 3.0)]
+
+
 def test_a_model_of_cuml(names: dict[str, Any]) -> None:
     assert len(run("cuml", names)["model"].cluster_centers_) == 10
 
