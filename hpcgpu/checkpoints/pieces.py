@@ -11,7 +11,7 @@ import hashlib
 import os
 import pickle
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,10 @@ _SERIALIZERS = ("dask", "pickle")
 _SIZE = 8
 #: The head and each buffer end at a multiple of so many bytes, because libraries read numbers that are aligned.
 _ALIGNED = 64
+#: So many bytes are hashed and written at a time: they fit into the cache of a processor.
+_BLOCK = 256 << 10
+#: After so many bytes the disk begins to write.
+_BEGIN = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,39 @@ def write(value: Any, directory: Path, known: Sequence[Path] = ()) -> tuple[Piec
     """
     if isinstance(value, Actor):
         raise TypeError("an actor cannot be saved: save what its methods return")
+    parts = _parts(value)
+    hashed, size = hashlib.sha256(), sum(map(len, parts))
+    if known:  # most of it may be unchanged: the hash is needed before anything is written
+        for block in _blocks(parts):
+            hashed.update(block)
+        if _linked(directory / hashed.hexdigest(), parts, known):
+            return Piece(hashed.hexdigest(), size), False
+    temporary = directory / f".{secrets.token_hex(8)}"
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            done = begun = 0
+            for block in _blocks(parts):
+                if not known:  # the block is in the processor's cache for both
+                    hashed.update(block)
+                file.write(block)
+                done += len(block)
+                if done - begun >= _BEGIN:
+                    # the disk begins to write while the next blocks are hashed; otherwise it would wait for `fsync`
+                    os.posix_fadvise(file.fileno(), begun, done - begun, os.POSIX_FADV_DONTNEED)
+                    begun = done
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(directory / hashed.hexdigest())
+    except OSError as error:
+        error.filename = str(directory)  # that of a full disk names no file
+        raise
+    finally:
+        temporary.unlink(missing_ok=True)
+    return Piece(hashed.hexdigest(), size), True
+
+
+def _parts(value: Any) -> list[bytes | memoryview]:
+    """Return the content of the file of a value. The buffers of the value are not copied."""
     try:
         header, frames = serialize(value, serializers=_SERIALIZERS, on_error="raise")
     except TypeError:  # Dask's serializer of PyTorch's tensors fails for those on a GPU, which can be pickled
@@ -74,35 +111,25 @@ def write(value: Any, directory: Path, known: Sequence[Path] = ()) -> tuple[Piec
     parts: list[bytes | memoryview] = [len(head).to_bytes(_SIZE, "little") + head + bytes(_gap(_SIZE + len(head)))]
     for view in views:
         parts += [view, bytes(_gap(len(view)))]
-    hashed, size = hashlib.sha256(), sum(len(part) for part in parts)
+    return parts
+
+
+def _blocks(parts: Sequence[bytes | memoryview]) -> Iterator[memoryview]:
     for part in parts:
-        hashed.update(part)
-    target = directory / hashed.hexdigest()
-    if _linked(target, size, known):
-        return Piece(target.name, size), False
-    temporary = directory / f".{secrets.token_hex(8)}"
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            for part in parts:
-                file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(target)
-    except OSError as error:
-        error.filename = str(directory)  # that of a full disk names no file
-        raise
-    finally:
-        temporary.unlink(missing_ok=True)
-    return Piece(target.name, size), True
+        for begin in range(0, len(part), _BLOCK):
+            yield memoryview(part)[begin : begin + _BLOCK]
 
 
-def _linked(target: Path, size: int, known: Sequence[Path]) -> bool:
-    """Whether a piece is in its directory now without being written: it was there, or in another one."""
+def _linked(target: Path, parts: Sequence[bytes | memoryview], known: Sequence[Path]) -> bool:
+    """Whether a piece is in its directory now without being written: it was there, or in another one.
+
+    The file is read: otherwise damage to it would become damage to each later version.
+    """
     for directory in (target.parent, *known):
         there = directory / target.name
         with contextlib.suppress(OSError):
             with checked_files.opened(there) as file:
-                if os.fstat(file.fileno()).st_size != size:
+                if any(file.read(len(block)) != bytes(block) for block in _blocks(parts)) or file.read(1):
                     continue
             if directory != target.parent:
                 os.link(there, target)
