@@ -1,18 +1,22 @@
 """A cluster that is left alone while all around it fails: adaptive, under a changing load, on a real Slurm, with
 walltimes of two minutes.
 
-Meanwhile jobs are cancelled with scancel, nodes go down and come back, slurmctld is restarted. At the end every result
-must be right, no job may be left, and no job name used twice. In a soak of more than half an hour the memory of the
-manager and of the scheduler must not grow from its second to its last sixth. ``python benchmarks/soak.py --minutes 60``
+Meanwhile jobs are cancelled with scancel, nodes go down and come back, slurmctld is restarted, and the scheduler is
+killed: a batch that its end cancels is computed again. At the end every result must be right, no job may be left, and
+no job name used twice. In a soak of more than half an hour the memory of the manager and of the scheduler must not
+grow from its second to its last sixth. ``python benchmarks/soak.py --minutes 60``
 starts a Slurm of its own (as root).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -26,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from distributed.client import FutureCancelledError
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "slurm"), str(ROOT / "tests" / "gpu_stub")]
@@ -36,6 +41,8 @@ class Report:
     """What the soak met."""
 
     results: int = 0
+    #: Batches that were computed again because the scheduler was killed.
+    repeated: int = 0
     faults: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -55,17 +62,25 @@ def load(client: Any, until: float, seed: int, report: Report) -> None:
         time.sleep(seconds)
         return index * index
 
+    def batch(indices: range, seconds: float) -> tuple[list[int], int]:
+        futures = client.map(task, indices, seconds=seconds, pure=False)
+        total = client.submit(sum, futures, pure=False)
+        return client.gather(futures), total.result()
+
     choice = random.Random(seed)
     offset = 0
     while time.monotonic() < until:
         size, seconds = choice.choice([4, 20, 60]), choice.choice([0.2, 0.5, 2.0])
         indices = range(offset, offset + size)
         offset += size
-        futures = client.map(task, indices, seconds=seconds, pure=False)
-        total = client.submit(sum, futures, pure=False)
         expected = [index * index for index in indices]
         try:
-            if client.gather(futures) != expected or total.result() != sum(expected):
+            while True:
+                with contextlib.suppress(FutureCancelledError):
+                    found = batch(indices, seconds)
+                    break
+                report.repeated += 1
+            if found != (expected, sum(expected)):
                 report.wrong.append(f"the batch from {offset} has wrong results")
         except Exception as error:
             report.wrong.append(f"the batch from {offset} failed: {error!r}")
@@ -75,10 +90,11 @@ def load(client: Any, until: float, seed: int, report: Report) -> None:
 
 def watch(client: Any, stop: threading.Event, report: Report) -> None:
     """Take note of the memory of manager and scheduler every ten seconds. All nodes of this Slurm are this machine."""
-    both = psutil.Process(), psutil.Process(client.run_on_scheduler(os.getpid))
     while not stop.wait(10):
-        manager, scheduler = (process.memory_info().rss / 2**20 for process in both)
-        report.memory.append((manager, scheduler))
+        with contextlib.suppress(Exception):  # between two schedulers
+            both = psutil.Process(), psutil.Process(client.run_on_scheduler(os.getpid))
+            manager, scheduler = (process.memory_info().rss / 2**20 for process in both)
+            report.memory.append((manager, scheduler))
 
 
 def growth(memory: list[tuple[float, float]]) -> dict[str, list[float]]:
@@ -91,7 +107,7 @@ def growth(memory: list[tuple[float, float]]) -> dict[str, list[float]]:
     }
 
 
-def faults(bed: Any, cluster: Any, stop: threading.Event, seed: int, report: Report) -> None:
+def faults(bed: Any, cluster: Any, client: Any, stop: threading.Event, seed: int, report: Report) -> None:
     """Let things fail, one after the other."""
     choice = random.Random(seed)
 
@@ -111,14 +127,23 @@ def faults(bed: Any, cluster: Any, stop: threading.Event, seed: int, report: Rep
         stop.wait(10)
         bed.start_controller()
 
+    def scheduler() -> None:
+        with contextlib.suppress(Exception):  # the one before is still being replaced
+            os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
+            report.count("scheduler killed")
+
     kinds: dict[str, Callable[[], None]] = {
         "job cancelled": cancel,
         "node down": node,
         "slurmctld restarted": controller,
     }
-    order = list(kinds)
-    while not stop.wait(choice.uniform(8, 20)):
-        kind = order[sum(report.faults.values()) % len(order)]
+    for number in itertools.count():
+        if stop.wait(choice.uniform(8, 20)):
+            return
+        if number % 10 == 5:
+            scheduler()
+            continue
+        kind = list(kinds)[number % len(kinds)]
         kinds[kind]()
         report.count(kind)
 
@@ -138,6 +163,7 @@ def soak(bed: Any, minutes: float, seed: int = 0, **options: Any) -> Report:
         "walltime": "00:02:00",
         "scheduler": {"queue": "shared", "constraint": "t4", "walltime": "2-00:00:00"},
         "worker_restarts": 1000,
+        "on_scheduler_end": "restart",
         "poll_interval": 2,
         "quiet": True,
     }
@@ -146,7 +172,7 @@ def soak(bed: Any, minutes: float, seed: int = 0, **options: Any) -> Report:
         with SlurmGPUCluster(**settings | options) as cluster, Client(cluster) as client:
             adaptive = cluster.adapt(minimum_jobs=1, maximum_jobs=4, target_duration="5s")
             stop = threading.Event()
-            chaos = threading.Thread(target=faults, args=(bed, cluster, stop, seed, report))
+            chaos = threading.Thread(target=faults, args=(bed, cluster, client, stop, seed, report))
             chaos.start()
             watcher = threading.Thread(target=watch, args=(client, stop, report))
             watcher.start()
@@ -189,6 +215,7 @@ def show(report: Report) -> None:
     """Print what happened."""
     print("\n".join(report.log))
     print(f"{report.results} results checked, {report.jobs} worker jobs, faults: {report.faults}")
+    print(f"{report.repeated} batches were computed again, because the scheduler was killed meanwhile")
     for name, sixths in growth(report.memory).items():
         print(f"memory of the {name}, median of each sixth of the time: {' '.join(f'{m:.0f}' for m in sixths)} MiB")
     print(
@@ -203,6 +230,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     import bed as slurm_bed
+
+    from hpcgpu.scaling import scheduler_restarts
+
+    scheduler_restarts.LIMIT = 10**6  # this is no queue that kills each scheduler
 
     with tempfile.TemporaryDirectory() as temporary, slurm_bed.started(Path(temporary) / "slurm") as bed:
         report = soak(bed, arguments.minutes, arguments.seed, cluster_directory=str(Path(temporary) / "clusters"))

@@ -18,6 +18,6 @@ def test_a_cluster_that_is_left_alone_while_everything_fails(bed: SlurmBed, monk
     report = soak.soak(bed, minutes=2.5)
     soak.show(report)
     assert report.wrong == []
-    assert {"job cancelled", "node down", "slurmctld restarted"} <= set(report.faults)
+    assert {"job cancelled", "node down", "slurmctld restarted", "scheduler killed"} <= set(report.faults)
     assert report.results > 0
     sys.modules.pop("soak")
