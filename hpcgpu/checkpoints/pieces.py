@@ -22,6 +22,8 @@ from distributed.protocol import deserialize, serialize
 from hpcgpu.errors import Damaged
 from hpcgpu.posix import checked_files
 
+#: The prefix of the keys of the tasks that write.
+WRITES = "hpcgpu-checkpoint"
 #: Results of GPU libraries are written as what they are in host memory ("dask"); "cuda" would need a GPU to read.
 _SERIALIZERS = ("dask", "pickle")
 #: The size of the head is written in so many bytes, at the beginning.

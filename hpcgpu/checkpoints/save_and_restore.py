@@ -181,7 +181,7 @@ async def _save(client: Client, form: Any, futures: list[Future], to: Destinatio
                     futures[begin : begin + step],
                     directory=new.folder,
                     known=new.known,
-                    key=f"hpcgpu-checkpoint-{secrets.token_hex(8)}",
+                    key=f"{pieces.WRITES}-{secrets.token_hex(8)}",
                     pure=False,
                 )
                 gathering = asyncio.ensure_future(client.gather(writes))

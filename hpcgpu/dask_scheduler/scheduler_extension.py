@@ -15,12 +15,14 @@ from typing import Any
 
 import distributed.scheduler
 import distributed.versions
+from distributed import stealing
 from distributed.comm import Comm
 from distributed.core import Status, error_message
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import Scheduler, WorkerState
 from tornado.ioloop import PeriodicCallback
 
+from hpcgpu.checkpoints import pieces
 from hpcgpu.dask_scheduler import data_recipients, lost_results, tasks_waiting_for_resources
 from hpcgpu.dask_scheduler.answer_changes import Sent
 from hpcgpu.dask_scheduler.end_without_manager import ManagerLease
@@ -80,6 +82,7 @@ def install(
     """
     results_in_host_memory.register()
     data_recipients.install()
+    stealing.fast_tasks.add(pieces.WRITES)  # another worker may be unable to hold the result: it may have no GPU
     distributed.scheduler.error_message = _error_message
     distributed.versions.error_message = _version_differences
     extension = Extension(scheduler, lease, released)

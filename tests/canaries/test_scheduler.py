@@ -20,6 +20,7 @@ from typing import Any
 import dask
 import distributed.node
 import distributed.scheduler
+import distributed.stealing
 import distributed.versions
 import pytest
 from canary import canary
@@ -33,6 +34,7 @@ from distributed.scheduler import KilledWorker
 
 import hpcgpu.client.connect
 import hpcgpu.dask_scheduler.scheduler_extension
+from hpcgpu.checkpoints import pieces
 from hpcgpu.dask_scheduler import data_recipients, lost_results
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
 from hpcgpu.dask_worker import count_calls, start_again
@@ -207,6 +209,27 @@ async def test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbea
         assert list(s.workers) == [other.address], "a worker with heartbeats stays until its connection ends"
         assert s.tasks[task.key].processing_on.address == other.address
         assert extension.lost_workers._suspicious == {task.key: 1}, "the loss is charged, as its job crashed"
+
+
+@canary
+async def test_stealing_does_not_move_the_tasks_that_hpcgpu_adds_to_the_fast_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(distributed.stealing, "fast_tasks", {*distributed.stealing.fast_tasks, pieces.WRITES})
+    RELEASE.clear()
+    async with scheduler() as s, Worker(s.address, nthreads=1, dashboard=False), client(s) as c:
+        try:
+            result = c.submit(int, 7)
+            saves = c.map(held, [result] * 2, key=f"{pieces.WRITES}-0123456789abcdef", pure=False)
+            other = c.submit(held, result, pure=False)
+            await until(lambda: all(s.tasks.get(f.key) and s.tasks[f.key].processing_on for f in [*saves, other]))
+            stealing = s.extensions["stealing"]
+            assert {stealing.steal_time_ratio(s.tasks[future.key]) for future in saves} == {(None, None)}
+            assert stealing.steal_time_ratio(s.tasks[other.key]) != (None, None), "it may move all other tasks"
+            RELEASE.set()
+            await asyncio.wait_for(c.gather([*saves, other], direct=False), TIMEOUT)
+        finally:
+            RELEASE.set()
 
 
 @canary

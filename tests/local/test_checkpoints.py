@@ -183,6 +183,32 @@ def test_a_worker_that_is_killed_while_it_writes_costs_nothing(
     assert len(entries(saved.path)) == 4, "two pieces, the structure, and checkpoint.json; nothing half"
 
 
+@travels
+def stays_on_its_worker(number: int) -> Any:
+    """A result that no other worker can have, as one in GPU memory. To write it takes longer than to send it."""
+
+    def arrives(pid: int) -> int:
+        if os.getpid() != pid:
+            raise TypeError("this worker has no GPU")
+        return 7
+
+    class Stays:
+        def __reduce__(self) -> Any:
+            time.sleep(0.3)
+            return arrives, (os.getpid(),)
+
+    return Stays()
+
+
+def test_a_worker_without_work_does_not_take_over_the_results_that_another_one_saves(
+    cluster: LocalGPUCluster, client: Client, tmp_path: Path
+) -> None:
+    """It would ask for each of them again and again, and the save would not end."""
+    one, _ = client.scheduler_info()["workers"]
+    saved = cluster.checkpoint(client.map(stays_on_its_worker, range(10), workers=[one]), tmp_path, name="demo")
+    assert saved.size
+
+
 def test_a_restored_result_that_is_lost_with_its_worker_is_read_again(
     cluster: LocalGPUCluster, client: Client, tmp_path: Path, until: Until
 ) -> None:
