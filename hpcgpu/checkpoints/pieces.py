@@ -154,6 +154,7 @@ def read(directory: Path, digest: str, size: int) -> Any:
     """
     path, content = directory / digest, bytearray(size)
     if not directory.exists():
+        checked_files.refresh(directory.parent)
         path = next(directory.parent.glob(f"*/{digest}"), path)
     with checked_files.opened(path) as file:
         complete = file.readinto(content) == size and not file.read(1)

@@ -25,7 +25,7 @@ import distributed
 from hpcgpu.checkpoints.pieces import Piece
 from hpcgpu.errors import Damaged, OptionError
 from hpcgpu.options import values
-from hpcgpu.posix import json_records, ownership
+from hpcgpu.posix import checked_files, json_records, ownership
 
 #: Names that are one directory on each filesystem.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,199}")
@@ -87,6 +87,7 @@ def place(path: str | Path, name: str) -> Path:
 
 def numbered(directory: Path) -> list[Path]:
     """Return the folders of the versions, newest first; empty if there is none."""
+    checked_files.refresh(directory)  # another machine may have added one
     with contextlib.suppress(FileNotFoundError):
         return sorted(
             (entry for entry in directory.iterdir() if entry.name.isdecimal()),
