@@ -71,7 +71,7 @@ class Job(NamedTuple):
     @property
     def is_scheduler(self) -> bool:
         """Whether it is hpcgpu's scheduler job."""
-        return self.name.endswith("-scheduler")
+        return re.search(r"-scheduler\d*$", self.name) is not None
 
     @property
     def times(self) -> tuple[float, float]:
