@@ -15,6 +15,7 @@ from typing import Any
 
 from distributed import Client
 from distributed.client import FutureCancelledError
+from distributed.comm import CommClosedError
 
 from hpcgpu.batch.reasons import explain
 from hpcgpu.errors import BatchError, HpcgpuError
@@ -86,8 +87,21 @@ def explain_loss(address: str, why: Callable[[], Awaitable[str]]) -> None:
     reconnect, handle_report, gather_remote = Client._reconnect, Client._handle_report, Client._gather_remote
 
     async def explain_and_reconnect(self: Client) -> Any:
-        await _cancel_all(self, always=True)
-        await _follow(self, reconnect)
+        gone, waiting = self.scheduler, _NextScheduler(self)
+        if gone.address in _successors:
+            self.scheduler = waiting
+        try:
+            await _cancel_all(self, always=True)
+            if address := await next_address(gone.address):
+                self.scheduler = self.rpc(address)
+                await _connect_to_next(self, reconnect)
+            else:
+                self.scheduler = gone
+                await reconnect(self)
+        finally:
+            if self.scheduler is waiting:
+                self.scheduler = gone
+            waiting.over.set()
 
     async def explain_at_the_end(self: Client) -> Any:
         await handle_report(self)
@@ -162,13 +176,30 @@ async def _cancel_all(client: Client, *, always: bool = False) -> None:
             del client.futures[key]
 
 
-async def _follow(client: Client, reconnect: Callable[[Client], Awaitable[Any]]) -> None:
-    """Connect again: to the next scheduler of the cluster if there is one. What is submitted meanwhile goes there."""
-    if client.scheduler is not None and (address := await next_address(client.scheduler.address)):
-        client.scheduler = client.rpc(address)
-    else:
-        await reconnect(client)
-        return
+class _NextScheduler:
+    """In place of the connection of a client that waits for the next scheduler: its requests wait, too.
+
+    They would fail after Dask's ``comm.timeouts.connect``, 30 seconds, because they try the address of the last one.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.address = client.scheduler.address
+        #: Set when the client has another scheduler, or none.
+        self.over = asyncio.Event()
+        self._client = client
+
+    def __getattr__(self, request: str) -> Callable[..., Awaitable[Any]]:
+        async def wait_and_send(**arguments: Any) -> Any:
+            await self.over.wait()
+            if self._client.scheduler is None:
+                raise CommClosedError(f"the client was closed before there was a scheduler for its request {request}")
+            return await getattr(self._client.scheduler, request)(**arguments)
+
+        return wait_and_send
+
+
+async def _connect_to_next(client: Client, reconnect: Callable[[Client], Awaitable[Any]]) -> None:
+    """Connect a client to the next scheduler of its cluster. What was submitted meanwhile goes there."""
     new = dict(client.futures)
     client.futures.clear()  # distributed cancels those that it finds at the beginning
     connecting = asyncio.ensure_future(reconnect(client))

@@ -9,13 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client
 from distributed.client import FutureCancelledError
+from distributed.comm import CommClosedError
 from fake_pbs import Site
 
 import hpcgpu
@@ -89,6 +91,44 @@ def test_worker_jobs_stay_when_the_scheduler_is_restarted(
 def queue_id(cluster: GPUCluster, name: str) -> str:
     """The id of a job, by its name."""
     return next(str(submit.job_id) for submit in cluster.directory.submits() if submit.name == name)
+
+
+def test_requests_of_a_client_wait_for_the_next_scheduler(queue: LocalQueue, home: Path, until: Until) -> None:
+    """Such as `list_datasets`: they tried to reach the last one until Dask's limit, and failed."""
+    module = home / "of_the_user.py"
+    module.write_text("number = 7")
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        LocalGPUCluster(name="demo", jobs=1, **RESTART) as cluster,
+        cluster.get_client() as client,
+        ThreadPoolExecutor() as threads,
+    ):
+        cluster.wait_for_workers(1)
+        lost = client.submit(time.sleep, 1000)
+        with told(GONE):
+            end_scheduler(client, signal.SIGKILL)
+            with pytest.raises(FutureCancelledError, match=GONE):
+                lost.result(timeout=60)
+            datasets, pid = threads.submit(client.list_datasets), threads.submit(client.run_on_scheduler, os.getpid)
+            client.upload_file(str(module))
+            assert datasets.result() == () and pid.result() == client.run_on_scheduler(os.getpid)
+        assert client.submit(lambda: __import__("of_the_user").number).result() == 7
+
+
+def test_a_client_that_waits_for_the_next_scheduler_can_be_closed(queue: LocalQueue) -> None:
+    with LocalGPUCluster(name="demo", jobs=1, **RESTART) as cluster, ThreadPoolExecutor() as threads:
+        cluster.wait_for_workers(1)
+        client = Client(cluster, set_as_default=False)
+        lost = client.submit(time.sleep, 1000)
+        with told(GONE):
+            end_scheduler(client, signal.SIGKILL)
+            with pytest.raises(FutureCancelledError, match=GONE):
+                lost.result(timeout=60)
+            request = threads.submit(client.list_datasets)
+            client.close()
+            with pytest.raises((CommClosedError, CancelledError, RuntimeError)):
+                request.result(timeout=60)
+            cluster.wait_for_workers(1)
 
 
 def test_a_pbs_job_of_two_nodes_stays_when_the_scheduler_is_restarted(fake_gpus: None, pbs: Site, until: Until) -> None:
