@@ -30,6 +30,8 @@ from hpcgpu.store.saved_datasets import SavedDataset
 
 #: How many versions are kept by default.
 KEEP = 2
+#: Of the tasks that write. Dask runs first what was submitted first, and a save cannot wait until all work is done.
+_PRIORITY = 1_000_000
 #: Seconds between two signs that this program still writes.
 _SIGN = 60.0
 #: Seconds between two lines that show how much is done.
@@ -182,6 +184,7 @@ async def _save(client: Client, form: Any, futures: list[Future], to: Destinatio
                     directory=new.folder,
                     known=new.known,
                     key=f"{pieces.WRITES}-{secrets.token_hex(8)}",
+                    priority=_PRIORITY,
                     pure=False,
                 )
                 gathering = asyncio.ensure_future(client.gather(writes))

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from dask import bag, delayed
 from distributed import Client
+from distributed import wait as wait_for
 
 import hpcgpu
 from hpcgpu import CheckpointError, LocalGPUCluster, OptionError
@@ -207,6 +208,29 @@ def test_a_worker_without_work_does_not_take_over_the_results_that_another_one_s
     one, _ = client.scheduler_info()["workers"]
     saved = cluster.checkpoint(client.map(stays_on_its_worker, range(10), workers=[one]), tmp_path, name="demo")
     assert saved.size
+
+
+def test_a_save_does_not_wait_until_all_other_tasks_are_done(
+    cluster: LocalGPUCluster, client: Client, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+
+    def wait(number: int) -> bool:
+        """Return whether the save was complete when this task ended."""
+        end = time.monotonic() + (0.1 if number < 100 else 30)
+        while not saved.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        return saved.exists()
+
+    data = client.map(pow, [2] * 4, range(4))
+    client.gather(data)
+    inputs = client.map(int, range(104))  # tasks without inputs would wait at the scheduler, and not at the workers
+    client.gather(inputs)
+    others = client.map(wait, inputs)
+    wait_for(others[:6])  # the save begins later, and Dask runs first what was submitted first
+    cluster.checkpoint(data, tmp_path, name="demo")
+    saved.touch()
+    assert client.gather(others)[-1]
 
 
 def test_a_restored_result_that_is_lost_with_its_worker_is_read_again(
