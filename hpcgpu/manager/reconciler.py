@@ -518,19 +518,19 @@ class Reconciler:
             return ObservedCluster(submitted=False)
         for group in groups:
             self.lost_jobs.record_absent(group)
-        reachable = state.client is not None or state.phase.restarting  # then no worker holds data
+        reachable, restarting = state.client is not None, state.phase.restarting
         never = {name for name in self._never if state.failures.unschedulable([name])}
         observed = [
             group.observed(
                 now=now,
                 # Do not replace a job before it is known whether it failed. At the start only the user requests jobs.
-                uncounted=reachable and any(self.lost_jobs.new_end(job) for job in group.jobs),
+                uncounted=(reachable or restarting) and any(self.lost_jobs.new_end(job) for job in group.jobs),
                 never=never,
                 deleted=group in state.registry.deleted,
             )
             for group in groups
         ]
-        return ObservedCluster(groups=observed, reachable=reachable)
+        return ObservedCluster(groups=observed, reachable=reachable, restarting=restarting)
 
     def _act(self, group: WorkerGroup, actions: Iterable[Submit | End]) -> None:
         """Carry out the decision: the only place where jobs are requested and released."""
@@ -539,7 +539,7 @@ class Reconciler:
             if not state.managed:  # another program has taken the cluster over meanwhile
                 return
             if isinstance(action, Submit):
-                for _ in range(0 if state.phase.restarting else action.jobs):  # the next scheduler comes first
+                for _ in range(action.jobs):
                     state.registry.plan(group)
                 continue
             if action.log:

@@ -115,6 +115,9 @@ class ObservedCluster:
     reachable : bool
         Whether the scheduler can be reached. Only the scheduler knows which workers hold data, so that otherwise no
         running job is drained.
+    restarting : bool
+        Whether its scheduler has ended and another one follows. Until then no worker holds data, and no job is
+        submitted: the scheduler job comes first.
     over : bool
         Whether all its jobs must end: the user closes it, or it cannot continue.
     retry_at : float
@@ -124,6 +127,7 @@ class ObservedCluster:
     groups: Sequence[ObservedGroup] = ()
     submitted: bool = True
     reachable: bool = True
+    restarting: bool = False
     over: bool = False
     retry_at: float = 0.0
 
@@ -186,17 +190,18 @@ def decide(cluster: ObservedCluster, *, now: float) -> EndAll | list[Decided]:
         return EndAll() if now >= cluster.retry_at else []
     if not cluster.submitted:
         return []
-    return [_decide(group, cluster.reachable, now) for group in cluster.groups]
+    return [_decide(group, cluster, now) for group in cluster.groups]
 
 
-def _decide(group: ObservedGroup, reachable: bool, now: float) -> Decided:
+def _decide(group: ObservedGroup, cluster: ObservedCluster, now: float) -> Decided:
+    reachable = cluster.reachable or cluster.restarting  # then nothing is lost
     ends = [*_unschedulable(group, now), *(_before_walltime(group, now) if reachable else ())]
     ending = {name for end in ends for name in end.jobs}
     views = [replace(job.view, retiring=True) if job.name in ending else job.view for job in group.jobs]
     size = adaptive_policy.decide(views, group.demand, group.limits, group.history, group.hysteresis, now=now)
     ends += _to_size(group, size if reachable else replace(size, retire=()), now)
     ending = {name for end in ends for name in end.jobs}
-    submits = [Submit(size.submit)] if size.submit else []
+    submits = [Submit(size.submit)] if size.submit and not cluster.restarting else []
     replaced = _replaced(group, size.target, ending, now) if reachable else ()
     return Decided(size, (*ends, *submits, *replaced))
 

@@ -83,6 +83,18 @@ def test_a_job_that_lost_workers_works_until_another_takes_its_place() -> None:
     assert [end.jobs for end in done(fixed(1, alone, comes)) if isinstance(end, End)] == [("a",)], "it has no worker"
 
 
+def test_between_two_schedulers_jobs_end_as_they_should_and_none_comes() -> None:
+    between = {"reachable": False, "restarting": True}
+    assert decided(fixed(3, running("a")), **between)[0].actions == ()
+    assert decided(fixed(1, running("a"), running("b")), reachable=False)[0].actions == (), (
+        "nobody knows what they hold"
+    )
+    [end] = decided(fixed(1, running("a"), running("b")), **between)[0].actions
+    assert isinstance(end, End) and len(end.jobs) == 1, "they hold nothing"
+    [end] = decided(fixed(1, running("a", leaves=NOW - 1, end=NOW + 99)), **between)[0].actions
+    assert isinstance(end, End) and end.why is Drain.WALLTIME, "another job replaces it after the next scheduler"
+
+
 def test_what_can_never_start_ends_only_where_perhaps_nobody_reads_why() -> None:
     jobs = [waiting("a", never=True), waiting("b", never=True)]
     assert done(fixed(2, *jobs)) == []
@@ -157,13 +169,12 @@ def _groups(draw: st.DrawFn) -> ObservedGroup:
     )
 
 
-@given(group=_groups(), other=_groups(), reachable=st.booleans())
-def test_whatever_is_observed_the_actions_are_sound(
-    group: ObservedGroup, other: ObservedGroup, reachable: bool
-) -> None:
-    [one, _] = decided(group, other, reachable=reachable)
-    assert [one] == decided(group, reachable=reachable), "it changes nothing, and groups are independent"
-    ends = ObservedCluster(groups=[group, other], reachable=reachable, over=True)
+@given(group=_groups(), other=_groups(), scheduler=st.sampled_from(["works", "cannot be reached", "restarts"]))
+def test_whatever_is_observed_the_actions_are_sound(group: ObservedGroup, other: ObservedGroup, scheduler: str) -> None:
+    known = {"reachable": scheduler == "works", "restarting": scheduler == "restarts"}
+    [one, _] = decided(group, other, **known)
+    assert [one] == decided(group, **known), "it changes nothing, and groups are independent"
+    ends = replace(ObservedCluster(groups=[group, other], over=True), **known)
     assert decide(ends, now=NOW) == EndAll(), "whatever its jobs do"
     assert decide(replace(ends, retry_at=NOW + 1), now=NOW) == [], "the queue has refused it a moment ago"
     assert decided(group, submitted=False) == [], "no worker job comes before the scheduler job"
@@ -172,11 +183,12 @@ def test_whatever_is_observed_the_actions_are_sound(
         if isinstance(action, Submit):
             assert 0 < action.jobs <= group.limits.maximum and not group.history.paused and not group.history.full
             assert group.history.next_try <= NOW and not group.history.uncounted
+            assert scheduler != "restarts", "the next scheduler comes first"
             continue
         ended += action.jobs
         for job in (jobs[name] for name in action.jobs):
             assert not job.view.retiring and job.retry_at <= NOW
-            assert reachable or job.view.pending, "nobody knows what a running job holds"
+            assert scheduler != "cannot be reached" or job.view.pending, "nobody knows what a running job holds"
             assert action.why is not Drain.BUDGET or group.limits.gpu_seconds is not None
             assert (action.why is Drain.DELETED) <= group.deleted
         assert action.deadline is None or action.deadline > NOW
