@@ -28,6 +28,7 @@ from hpcgpu.posix.threads import run
 from hpcgpu.runtime import dashboard_access
 from hpcgpu.runtime.scheduler_connection import answer_of, unreachable
 from hpcgpu.scaling import worker_names
+from hpcgpu.scaling.scheduler_restarts import STANDBY
 from hpcgpu.store import saved_options
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
@@ -271,7 +272,8 @@ class Observer:
         manager = answer["manager"] if answer is not None and answer["manager"]["present"] else None
         groups = manager["groups"] if manager is not None else []
         rest = unfinished(directory, now=now, managed=manager is not None)
-        jobs = self._jobs(batch, answer, groups, now=now)
+        answering = contact.job_id if contact is not None and answer is not None else None
+        jobs = self._jobs(batch, answer, answering, groups, now=now)
         restart = between_schedulers(directory, jobs, now=now) if answer is None else None
         state = "restarting"
         if restart is None or not restart.comes:
@@ -340,8 +342,15 @@ class Observer:
         self._cadence.answered(states, now=now, waiting=waiting)
 
     def _jobs(
-        self, batch: BatchSystem, answer: SchedulerState | None, groups: list[GroupState], *, now: float
+        self,
+        batch: BatchSystem,
+        answer: SchedulerState | None,
+        answering: str | None,
+        groups: list[GroupState],
+        *,
+        now: float,
     ) -> list[JobInfo]:
+        """Return all jobs; `answering` is the id of the job whose scheduler has answered."""
         names = {submit.name: None for submit in self._submits.values()}
         connected = Counter(
             worker_names.job_of(worker, names) for worker in (answer["workers"] if answer is not None else [])
@@ -355,7 +364,9 @@ class Observer:
         ]
         for job_id, submit in self._submits.items():
             log, workers = logs / batch.log_name(submit.name, job_id), connected[submit.name]
-            job = _info(submit, job_id, self._statuses.get(job_id), workers, answer is not None, log, now=now)
+            job = _info(submit, job_id, self._statuses.get(job_id), workers, job_id == answering, log, now=now)
+            if job.kind == "scheduler" and job.state == JobState.RUNNING.value and answering not in (None, job_id):
+                job = replace(job, reason=job.reason or STANDBY)
             usual = waits.get(job.group) if job.state == JobState.PENDING.value else None
             found.append(replace(job, usual_wait=usual))
         if kept is not None:

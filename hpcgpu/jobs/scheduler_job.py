@@ -14,7 +14,7 @@ from hpcgpu.jobs.job import Job
 from hpcgpu.jobs.job_phases import Submitting
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.posix.threads import in_thread
-from hpcgpu.scaling.scheduler_restarts import ended_too_early
+from hpcgpu.scaling.scheduler_restarts import STANDBY, ended_too_early
 from hpcgpu.store.contact import Contact
 
 #: Seconds by which a walltime ends earlier than before, if an operator has shortened it.
@@ -37,6 +37,8 @@ class SchedulerJob(Job):
     ----------
     restarts : bool
         Whether another scheduler job follows if it ends too early.
+    standby : bool
+        Whether it was submitted before it is needed, and takes over when the present scheduler job ends.
     """
 
     kind = "scheduler"
@@ -54,7 +56,7 @@ class SchedulerJob(Job):
         super().__init__(dispatcher, script, name, logs)
         self.timeout = timeout
         self.gpus = gpus
-        self.restarts = False
+        self.restarts = self.standby = False
         self.contact: Contact | None = None
         self.reached_at: float | None = None
         self.answers = False
@@ -143,6 +145,10 @@ class SchedulerJob(Job):
             f"the walltime of the scheduler job {self.job_id} {ends}{what}: fetch your results. Next time, request "
             "more with scheduler={'walltime': ...}"
         )
+
+    def idleness(self, *, now: float) -> str:
+        """Return what it waits for if it runs before its time."""
+        return STANDBY if self.standby else ""
 
     def loss_report(self, cluster: str, *, restarts: bool = False) -> str:
         """Return the report for the user when its job has ended, for example because somebody cancelled it.

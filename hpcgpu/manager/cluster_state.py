@@ -45,7 +45,7 @@ class ClusterState:
     all_cancelled : bool
         Whether the queue has cancelled all jobs of a cluster that was closed.
     restarted : list of float
-        Epoch seconds at which its scheduler job had ended and was replaced.
+        Epoch seconds at which its scheduler job had ended unexpectedly and was replaced.
     lost_schedulers : dict of str to str
         Why the scheduler of an address is lost, while the cluster continues.
     scheduler : SchedulerJob or InProcessScheduler or None
@@ -114,10 +114,11 @@ class ClusterState:
         """Created -> starting."""
         self._move(Kind.STARTING)
 
-    def restarts(self) -> None:
-        """Running -> restarting: its scheduler job has ended, and with it all workers."""
+    def restarts(self, *, failed: bool = True) -> None:
+        """Running -> restarting: its scheduler job has ended, and with it all workers; `failed` if unexpectedly."""
         self._move(Kind.RESTARTING)
-        self.restarted.append(self.now)
+        if failed:
+            self.restarted.append(self.now)
         self.client = None
         self.known_workers = set()
         for group in self.registry.groups.values():

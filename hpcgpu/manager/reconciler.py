@@ -18,6 +18,7 @@ from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.errors import BatchError, ClusterError, NameLost, Superseded
 from hpcgpu.jobs.demand import demands
 from hpcgpu.jobs.job_phases import Ended
+from hpcgpu.jobs.scheduler_job import SchedulerJob
 from hpcgpu.jobs.worker_group import WorkerGroup
 from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_state import ClusterState
@@ -246,7 +247,7 @@ class Reconciler:
         if submit.job_id is None:
             if job is not None:
                 state.registry.remove(job)
-        elif job is not None and state.scheduler is not None and job in state.scheduler.entries:
+        elif isinstance(job, SchedulerJob) and (job.standby or job is state.scheduler):
             job.record_id(submit.job_id)
         else:
             state.messages.log(f"scheduler job {submit.job_id} ({submit.name}) comes too late, and is cancelled")
@@ -505,6 +506,8 @@ class Reconciler:
             self._act(group, of_group.actions)
         if state.managed and decided:
             self.submitter.submit_planned()
+            if self.restarts is not None:
+                self.restarts.prepare()
         if state.client is None and not state.phase.restarting and any(of_group.actions for of_group in decided):
             # no other decision comes before the scheduler answers, and the recorded reason is older than the actions
             self.decide()

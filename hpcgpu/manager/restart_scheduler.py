@@ -1,19 +1,24 @@
-"""Submits another scheduler job when the scheduler job of a running cluster has ended too early.
+"""Submits another scheduler job when that of a running cluster has ended too early, or soon reaches its walltime.
 
-The worker jobs stay in the queue: the running ones wait for the next scheduler (`hpcgpu.runtime.next_scheduler`).
+The worker jobs stay in the queue: the running ones wait for the next scheduler (`hpcgpu.runtime.next_scheduler`). A
+scheduler job that is submitted before it is needed waits in the queue, and then in itself (`hpcgpu.runtime.standby`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 
-from hpcgpu.errors import AmbiguousSubmit, BatchError, ClusterError
-from hpcgpu.jobs.job_phases import Ended
+from hpcgpu.batch.base import JobState
+from hpcgpu.batch.reasons import explain
+from hpcgpu.display.warn import warn
+from hpcgpu.errors import AmbiguousSubmit, BatchError, ClusterError, ClusterWarning, Superseded
+from hpcgpu.jobs.job_phases import Ended, Planned
 from hpcgpu.jobs.scheduler_job import SchedulerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.scheduler_client import SchedulerClient
-from hpcgpu.scaling.scheduler_restarts import ended_too_early, too_many
+from hpcgpu.scaling.scheduler_restarts import ended_too_early, expected, next_is_due, too_many
 from hpcgpu.store.removed_directory import directory_exists
 
 #: Seconds until a refused submit is tried again: the first time, and at most; and how often.
@@ -47,6 +52,10 @@ class SchedulerRestarts:
         self._new_job, self._connect, self._connected = new_job, connect, connected
         #: The restart that is under way, if any.
         self.task: asyncio.Task[None] | None = None
+        #: The job that waits to follow the present one, and the task that submits it.
+        self.following: SchedulerJob | None = None
+        self._submits: asyncio.Task[None] | None = None
+        self._failed, self._again_at = 0, 0.0
 
     def why_not(self) -> str:
         """Return why no other scheduler follows the last one; empty if one does."""
@@ -58,7 +67,143 @@ class SchedulerRestarts:
             return "another program has stopped the cluster"
         if job.queue_status.state.ended and not ended_too_early(job.queue_status.state):
             return "it has ended as intended, or was cancelled"
-        return too_many(state.restarted, now=state.now)
+        worked_to_the_end = state.client is not None and expected(job.queue_status.state)
+        return "" if worked_to_the_end else too_many(state.restarted, now=state.now)
+
+    # Before the present scheduler job ends
+
+    def prepare(self) -> None:
+        """Submit the job that follows the present one if it is time to, or see what became of it."""
+        state, present = self.state, self.state.scheduler
+        if self.following is not None:
+            self._watch(self.following)
+        elif (
+            isinstance(present, SchedulerJob)
+            and state.client is not None
+            and not (state.wanted.detached or state.leaving or state.cancelling)
+            and self._failed <= _REFUSALS
+            and state.now >= self._again_at
+            and present.queue_status.state is JobState.RUNNING
+            and not present.queue_status.suspended
+            and next_is_due(present.queue_status.start, present.queue_status.end, self._waits(present), now=state.now)
+            and not state.dispatcher.directory.closing
+        ):
+            self.following = self._new_job(next_name(state))
+            self.following.standby = True
+            self._submits = state.spawn(self._submit_following(self.following))
+
+    def _waits(self, present: SchedulerJob) -> Iterator[float]:
+        """Yield how long jobs of the cluster have waited."""
+        if present.queue_status.start is not None:
+            yield present.queue_status.start - present.submitted
+        for group in self.state.registry.groups.values():
+            yield from group.waits
+
+    async def _submit_following(self, job: SchedulerJob) -> None:
+        try:
+            await self._submit(job)
+        except AmbiguousSubmit as error:
+            self.state.messages.warn(str(error))
+        except Superseded as error:
+            self.state.supersede(str(error))
+        except (BatchError, OSError) as error:
+            if not self.state.dispatcher.closing:
+                self._lost(str(error))
+
+    def _watch(self, job: SchedulerJob) -> None:
+        """Record if the job that should follow cannot do that any more."""
+        state = self.state
+        if self._submits is not None and not self._submits.done():
+            return
+        if job.name not in state.registry.jobs:
+            self._lost("the queue does not have it, and its submit got no answer")
+        elif job.ended:
+            state.dispatcher.note_ends({job.name: job.job_id})
+            self._lost(job.failure_report())
+        elif state.failures.unschedulable([job.name]):
+            self._lost(f"it will never start: {explain(job.queue_status, kind=job.kind)}")
+            state.spawn(self._cancel(job))
+
+    def _lost(self, why: str) -> None:
+        """Try again later; the user hears of the first failure."""
+        state = self.state
+        job, self.following = self.following, None
+        self._failed += 1
+        self._again_at = state.now + _pause(self._failed)
+        say = state.messages.warn if self._failed == 1 else state.messages.log
+        which = f"scheduler job {job.name}" if job is not None else "a scheduler job"
+        then = (
+            "hpcgpu submits another one" if self._failed <= _REFUSALS else "hpcgpu tries again when that one has ended"
+        )
+        say(f"{which}, which should follow the present one of cluster {state.name}, does not come: {why}\n{then}")
+
+    async def abandon(self) -> None:
+        """Cancel the job that should follow: this program leaves the cluster, and nobody restarts its scheduler."""
+        job, self.following = self.following, None
+        if job is not None:
+            await self._cancel(job)
+
+    async def _cancel(self, job: SchedulerJob) -> None:
+        dispatcher = self.state.dispatcher
+        try:
+            dispatcher.will_cancel([job.name])  # it ends at its start if the cancel fails
+            if job_id := job.job_id or dispatcher.id_of(job.name):
+                await dispatcher.cancel([job_id])
+        except (BatchError, OSError) as error:
+            self.state.messages.warn(f"scheduler job {job.job_id} ({job.name}) was not cancelled: {error}")
+
+    async def _take_following(self) -> SchedulerJob | None:
+        """Return the job that was submitted before it is needed, if there is one; it is no other's any more."""
+        if self._submits is not None:
+            await asyncio.wait([self._submits])
+        job, self.following = self.following, None
+        usable = job is not None and job.name in self.state.registry.jobs and not job.ended
+        return job if usable else None
+
+    # When it has ended
+
+    async def follow(self) -> None:
+        """Let another scheduler job follow the present one: the job that waits, or one that is submitted now.
+
+        Raises
+        ------
+        BatchError
+            It was not submitted, or the submit got no answer.
+        """
+        state = self.state
+        job = await self._take_following() or self._new_job(next_name(state))
+        job.standby = False
+        state.scheduler = job
+        if isinstance(job.phase, Planned):
+            await self._submit(job)
+        else:
+            state.messages.log(f"scheduler job {job.job_id or job.name} takes over, which was submitted before")
+
+    async def resume(self) -> None:
+        """Let another scheduler job follow the one that ended while no program managed the cluster; see `follow`."""
+        state, ended = self.state, self.state.scheduler
+        assert isinstance(ended, SchedulerJob)
+        state.messages.log(report := ended.loss_report(state.name, restarts=True))
+        with suppress(ClusterWarning):  # under `-W error` as well
+            warn(report)
+        state.dispatcher.note_ends({ended.name: ended.job_id})  # a job that waits for the end reads it there
+        if not expected(ended.queue_status.state):
+            state.restarted.append(state.now)
+        await self.follow()
+
+    async def _submit(self, job: SchedulerJob) -> None:
+        state = self.state
+        state.registry.add(job)
+        try:
+            await job.submit()
+            state.messages.log(f"submitted scheduler job {job.job_id}")
+        except AmbiguousSubmit:  # the queue may have it
+            raise
+        except BaseException:
+            state.registry.remove(job)
+            raise
+        finally:
+            state.poll_now.set()
 
     def begin(self, report: str, lost: Callable[[str], Awaitable[None]]) -> None:
         """Begin to restart the scheduler.
@@ -70,10 +215,10 @@ class SchedulerRestarts:
         lost : callable
             Is called with the reason if no scheduler can be started.
         """
-        client = self.state.client
-        assert client is not None
+        client, scheduler = self.state.client, self.state.scheduler
+        assert client is not None and isinstance(scheduler, SchedulerJob)
         self.state.lost_schedulers[client.address] = report.partition("\n")[0]
-        self.state.restarts()
+        self.state.restarts(failed=not expected(scheduler.queue_status.state))
         self.task = self.state.spawn(self._restart(client, report, lost), set())
 
     async def _restart(self, ended: SchedulerClient, report: str, lost: Callable[[str], Awaitable[None]]) -> None:
@@ -96,28 +241,23 @@ class SchedulerRestarts:
                 state.messages.warn(f"cluster {state.name} has no scheduler yet: {error}\nhpcgpu submits another job")
                 if not isinstance(error, BatchError):
                     state.restarted.append(state.now)
-            await asyncio.sleep(min(_LAST_PAUSE, _PAUSE * 2**refused) if refused else 0)
+            await asyncio.sleep(_pause(refused) if refused else 0)
         if not state.managed:
             await client.close()
             return
         self._forgive()
+        self._failed, self._again_at = 0, 0.0
         await self._connected(client)
 
     async def _next(self) -> SchedulerClient:
-        """Submit a scheduler job, wait until its scheduler listens, and connect to it."""
+        """Wait until the scheduler of the next scheduler job listens, and connect to it."""
         state = self.state
-        job = self._new_job(next_name(state))
-        state.registry.add(job)
-        state.scheduler = job
         try:
-            await job.submit()
-            state.messages.log(f"submitted scheduler job {job.job_id}")
+            await self.follow()
         except AmbiguousSubmit as error:
             state.messages.warn(str(error))
-        except BaseException:
-            state.registry.remove(job)
-            raise
-        state.poll_now.set()
+        job = state.scheduler
+        assert isinstance(job, SchedulerJob)
         try:
             await self._reachable(job)
             return await self._connect(str(job.external_address or job.address))
@@ -150,6 +290,11 @@ class SchedulerRestarts:
             if isinstance(job.phase, Ended) and not job.phase.handled and not job.phase.drained:
                 job.phase.handled = True
                 self.state.messages.log(f"worker job {job.job_id} ({job.name}) ended while there was no scheduler")
+
+
+def _pause(failures: int) -> float:
+    """Return the seconds until a refused submit is tried again."""
+    return min(_LAST_PAUSE, _PAUSE * 2.0**failures)
 
 
 def next_name(state: ClusterState) -> str:

@@ -35,7 +35,6 @@ from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.jobs.worker_group import WorkerGroup
 from hpcgpu.manager.periodic_tasks import Periodic
 from hpcgpu.manager.reconciler import Reconciler
-from hpcgpu.manager.restart_scheduler import next_name
 from hpcgpu.manager.take_over import attach, program
 from hpcgpu.options.shared_options_and_defaults import DEFAULT, Options, WorkerOptions
 from hpcgpu.posix import full_disk, paths
@@ -74,9 +73,11 @@ class Starter:
         """Return when the scheduler can be reached."""
         state = self.reconciler.state
         if state.ownership.attached:
-            await attach(state, ended := self.scheduler_job(f"{state.name}-scheduler"))
-            if ended.lost_too_early:
-                await self._submit_next(ended)
+            following = await attach(state, self.scheduler_job)
+            if (restarts := self.reconciler.restarts) is not None:
+                restarts.following = following
+                if isinstance(state.scheduler, SchedulerJob) and state.scheduler.lost_too_early:
+                    await restarts.resume()
             self.reconciler.restore(state.dispatcher.directory.wanted())
             self.reconciler.drainer.go_on()
         else:
@@ -101,6 +102,8 @@ class Starter:
                 if state.phase.superseded:  # the other program now waits for the scheduler
                     raise ClusterError(state.phase.not_ours)
                 state.check_schedulable(scheduler.entries)
+                if any(job.name not in state.registry.jobs for job in scheduler.entries):  # its submit got no answer
+                    raise ClusterError("the queue does not have its scheduler job")
                 await asyncio.wait([reached], timeout=0.5)
             await reached
             await submits
@@ -152,19 +155,6 @@ class Starter:
             state.poll_now.set()
         for entry in state.scheduler.entries:
             state.messages.log(f"submitted scheduler job {entry.job_id}")
-
-    async def _submit_next(self, ended: SchedulerJob) -> None:
-        """Submit another scheduler job of a cluster that this program takes over without one."""
-        state = self.reconciler.state
-        state.messages.log(report := ended.loss_report(state.name, restarts=True))
-        with suppress(ClusterWarning):  # under `-W error` as well
-            warn(report)
-        job = self.scheduler_job(next_name(state))
-        state.registry.add(job)
-        state.scheduler = job
-        state.restarted.append(state.now)
-        await job.submit()
-        state.messages.log(f"submitted scheduler job {job.job_id}")
 
     def scheduler_job(self, name: str) -> SchedulerJob:
         """Return a job of the scheduler, with this name."""

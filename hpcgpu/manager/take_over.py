@@ -11,12 +11,13 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.display.counts_and_durations import counted
-from hpcgpu.errors import BatchUnavailable, ClusterError
+from hpcgpu.errors import BatchError, BatchUnavailable, ClusterError
 from hpcgpu.existing_clusters.query_jobs import looked_up, submitted, without_id
 from hpcgpu.jobs.job_phases import Submitting
 from hpcgpu.jobs.scheduler_job import SchedulerJob
@@ -83,15 +84,20 @@ async def running_scheduler(state: ClusterState, *, security: bool) -> str | Non
     return contact.client if contact is not None and contact.job_id in schedulers else None
 
 
-async def attach(state: ClusterState, scheduler: SchedulerJob) -> None:
+async def attach(state: ClusterState, new_job: Callable[[str], SchedulerJob]) -> SchedulerJob | None:
     """Take over the jobs that the cluster has.
 
     Parameters
     ----------
     state : ClusterState
         Its registry has the groups, without jobs.
-    scheduler : SchedulerJob
-        Becomes the scheduler of the cluster.
+    new_job : callable
+        Returns a job of the scheduler, of a given name.
+
+    Returns
+    -------
+    SchedulerJob or None
+        The scheduler job that was submitted to follow the present one, if there is one.
 
     Raises
     ------
@@ -112,25 +118,57 @@ async def attach(state: ClusterState, scheduler: SchedulerJob) -> None:
     await dispatcher.poll()
     if dispatcher.monitor.error:
         raise BatchUnavailable(dispatcher.monitor.error)
-    last = next((job_id for job_id, submit in reversed(jobs.items()) if submit.kind == "scheduler"), None)
+    present, next_id = await _schedulers(state, directory, jobs)
+    scheduler = following = None
     for job_id, submit in jobs.items():
-        if submit.kind == "scheduler" and job_id != last:  # it was restarted
-            continue
-        if submit.kind == "scheduler":
-            scheduler.record_id(job_id)
-            scheduler.name = submit.name
-            scheduler.observe(now=state.now)
-            state.scheduler = scheduler
-            state.registry.add(scheduler)
-        else:
+        if submit.kind != "scheduler":
             _attach_worker_job(state, submit, job_id, directory.wanted().sizes)
+        elif job_id in (present, next_id):  # others were restarted
+            job = new_job(submit.name)
+            job.record_id(job_id)
+            job.observe(now=state.now)
+            state.registry.add(job)
+            if job_id == present:
+                scheduler = state.scheduler = job
+            else:
+                following = job
     names = {submit.name for submit in jobs.values()}
     for submit in unanswered:
-        if submit.name not in names:
+        if submit.name in names:
+            continue
+        if submit.kind != "scheduler":
             _expect_worker_job(state, submit)
+        elif not submit.cancelled:
+            state.dispatcher.expect(submit.name)
+            following = new_job(submit.name)
+            following.submitting(Submitting())
+            state.registry.add(following)
+    if following is not None:
+        following.standby = True
     _count_earlier(state, directory, jobs)
     await _check(state, scheduler, directory)
     state.messages.log(f"took over {counted(len(jobs), 'job')}")
+    return following
+
+
+async def _schedulers(
+    state: ClusterState, directory: ClusterDirectory, jobs: Mapping[str, Submit]
+) -> tuple[str | None, str | None]:
+    """Return the ids of the present scheduler job, and of the one that should follow it. The queue was polled before.
+
+    The present one is that of the contact, also if it has ended and nobody has noticed it.
+    """
+    views = state.dispatcher.monitor.views
+    schedulers = [job_id for job_id, submit in jobs.items() if submit.kind == "scheduler"]
+    contact = await in_thread(directory.contact)
+    if contact is None or contact.job_id not in schedulers:
+        return (schedulers[-1] if schedulers else None), None
+    later = schedulers[schedulers.index(contact.job_id) + 1 :]
+    alive = [job_id for job_id in later if job_id in views and not views[job_id].status.state.ended]
+    with suppress(BatchError):  # nobody needs it, and it ends at its start
+        await state.dispatcher.cancel([job_id for job_id in alive if jobs[job_id].cancelled])
+    wanted = [job_id for job_id in alive if not jobs[job_id].cancelled]
+    return contact.job_id, wanted[-1] if wanted else None
 
 
 def _check_scheduler(state: ClusterState, directory: ClusterDirectory, jobs: Mapping[str, Submit]) -> None:
@@ -147,18 +185,18 @@ def _check_scheduler(state: ClusterState, directory: ClusterDirectory, jobs: Map
         )
 
 
-async def _check(state: ClusterState, scheduler: SchedulerJob, directory: ClusterDirectory) -> None:
+async def _check(state: ClusterState, scheduler: SchedulerJob | None, directory: ClusterDirectory) -> None:
     """Raise `ClusterError` if there is nothing to attach to."""
-    if state.scheduler is None and not any(submit.kind == "scheduler" for submit in directory.submits()):
+    if scheduler is None and not any(submit.kind == "scheduler" for submit in directory.submits()):
         raise ClusterError(
             f"cluster {state.name} cannot be taken over: its journal in {directory.path} does not name its "
             f"scheduler job. `hpcgpu stop {directory.in_shell}` ends it"
         )
-    if state.scheduler is not None and scheduler.lost_too_early:
+    if scheduler is not None and scheduler.lost_too_early:
         return
-    if state.scheduler is None or scheduler.ended:
+    if scheduler is None or scheduler.ended:
         await in_thread(state.dispatcher.cancel_all, CLOSE_TIMEOUT)
-        what = scheduler.failure_report() if state.scheduler is not None else "it has no scheduler job"
+        what = scheduler.failure_report() if scheduler is not None else "it has no scheduler job"
         raise ClusterError(f"cluster {state.name} has ended and cannot be taken over: {what}")
 
 

@@ -372,8 +372,9 @@ class ClusterOptions:
         "end",
         parse=values.choice("end", "restart"),
         doc="What happens when the scheduler job ends too early: its walltime, a failed node, too little memory, "
-        "preemption. 'end' ends the cluster. 'restart' submits another scheduler job; the worker jobs stay and wait "
-        "for it. Results that only the workers had are lost in any case: see checkpoint_every.",
+        "preemption. 'end' ends the cluster. 'restart' submits another scheduler job, some time before the end of the "
+        "walltime; the worker jobs stay and wait for it. Results that only the workers had are lost in any case: see "
+        "checkpoint_every.",
     )
     restart_wait: float | None = option(
         parse=values.duration,

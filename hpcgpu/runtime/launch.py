@@ -32,7 +32,7 @@ from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.cuda_visible_devices import VARIABLE
 from hpcgpu.errors import Damaged, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric.node_gpus import gpus_on_node
-from hpcgpu.runtime import forkserver, next_scheduler, preemption, stage
+from hpcgpu.runtime import forkserver, next_scheduler, preemption, stage, standby
 from hpcgpu.runtime.complete_dask_commands import scheduler_command, worker_command, worker_program
 from hpcgpu.runtime.credentials_of_job import exit_code, remove_secrets
 from hpcgpu.runtime.end_without_directory import watch_directory
@@ -112,8 +112,9 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
             at_end.close()
             raise
         return command, place
-    check_alone(directory, own.job_id)
     watch_directory(directory)
+    if not (arguments.restarts and standby.wait_until_alone(directory, batch, own.job_id)):
+        check_alone(directory, own.job_id)
     at_end.callback(remove_secrets, directory, directory.token(), own.job_id, restarts=arguments.restarts)
     command = scheduler_command(arguments, directory, own)
     guard_dashboard()

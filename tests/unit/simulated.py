@@ -111,6 +111,8 @@ class Client:
         self.retired = set[str]()
         self.asked = 0
 
+    async def close(self) -> None: ...
+
     async def workers(self) -> Mapping[str, Mapping[str, Any]]:
         if not self.listening:
             raise TimeoutError
@@ -310,8 +312,11 @@ async def taken_over(site: Site, path: Path) -> Site:
     other.group = other.registry.add_group(DEFAULT, site.options.worker, path / "worker")
     other.state = ClusterState("demo", dispatcher, other.registry, Ownership(True, True), other, lambda: other.now)
     other.reconciler = Reconciler(other.state, EnvironmentCheck("off"))
-    other.scheduler = SchedulerJob(dispatcher, path / "scheduler", "demo-scheduler", site.directory.logs, 60.0)
-    await attach(other.state, other.scheduler)
+    await attach(
+        other.state, lambda name: SchedulerJob(dispatcher, path / "scheduler", name, site.directory.logs, 60.0)
+    )
+    assert isinstance(other.state.scheduler, SchedulerJob)
+    other.scheduler = other.state.scheduler
     other.reconciler.restore(site.directory.wanted())
     await other.scheduler.wait_until_reachable()
     other.state.client = other.client
