@@ -68,7 +68,10 @@ def between_schedulers(directory: ClusterDirectory, jobs: Sequence[JobInfo], *, 
     served = contact.job_id if contact is not None else ""
     if not over or any(job.id == served for job in there):
         return None
-    ended = next((job for job in over if job.id == served), over[-1])
+    # without a contact it is the one that ended last: one that should have followed it ended before
+    ended = next((job for job in over if job.id == served), max(over, key=lambda job: job.ended or job.submitted))
+    if any(job.submitted < ended.submitted for job in there):
+        return None
     following = there[-1] if there else None
     comes = following is not None or (manager is not None and manager.lives is not False)
     ago = f" {duration(max(0.0, now - ended.ended))} ago" if ended.ended is not None else ""

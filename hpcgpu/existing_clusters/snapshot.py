@@ -33,6 +33,7 @@ from hpcgpu.store import saved_options
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.journal import End, Submit
+from hpcgpu.store.present_scheduler import present_scheduler
 
 #: Most ended jobs that are shown: the last ones.
 _PAST = 1000
@@ -205,7 +206,7 @@ def assemble(
     """
     names = {job.name: None for job in jobs}
     running = [job for job in jobs if job.state == JobState.RUNNING.value]
-    scheduler = next((job for job in running if job.kind == "scheduler"), None)
+    scheduler = next((job for job in running if job.kind == "scheduler" and job.reason != STANDBY), None)
     by_groups = sum(group["gpu_hours"] for group in groups)
     others = [job for job in jobs if not groups or job.kind == "scheduler"]  # a group counts its worker jobs itself
     return Snapshot(
@@ -362,10 +363,12 @@ class Observer:
             for submit in self._past[-_PAST:]
             if submit.how is not None
         ]
+        ids = list(self._submits)
+        follow = ids[ids.index(answering) + 1 :] if answering in ids else []  # the present one, if they are schedulers
         for job_id, submit in self._submits.items():
             log, workers = logs / batch.log_name(submit.name, job_id), connected[submit.name]
             job = _info(submit, job_id, self._statuses.get(job_id), workers, job_id == answering, log, now=now)
-            if job.kind == "scheduler" and job.state == JobState.RUNNING.value and answering not in (None, job_id):
+            if job.kind == "scheduler" and job.state == JobState.RUNNING.value and job_id in follow:
                 job = replace(job, reason=job.reason or STANDBY)
             usual = waits.get(job.group) if job.state == JobState.PENDING.value else None
             found.append(replace(job, usual_wait=usual))
@@ -392,7 +395,10 @@ def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, prob
         return "running"
     if directory.only_scripts:
         return "not launched"
-    scheduler = next((job for job in reversed(jobs) if job.kind == "scheduler"), None)  # others were restarted
+    contact, schedulers = directory.contact(), [job for job in jobs if job.kind == "scheduler"]
+    present = present_scheduler(directory.submits(), contact.job_id if contact is not None else "")
+    named = [job for job in schedulers if present is not None and job.name == present.name]
+    scheduler = next(reversed(named or schedulers), None)
     # a contact may be left of a scheduler that was killed; and the queue may have forgotten the job of one that ended
     forgotten = scheduler is None or scheduler.state == JobState.UNKNOWN.value
     if (scheduler is not None and JobState(scheduler.state).ended) or (forgotten and ended_by_itself(directory)):

@@ -313,7 +313,7 @@ class Dispatcher:
             return submit
         if ids := [submit.job_id] if submit.job_id is not None else self.batch.find(name):
             self._found(name, ids)
-            if late and submit.job_id is None and not self.closing:
+            if late and submit.job_id is None and not self.closing and submit.kind == "worker":
                 self._note(self.directory.keep, [name])
                 submit = replace(submit, cancelled=False)
             return replace(submit, job_id=ids[-1])
@@ -344,13 +344,17 @@ class Dispatcher:
             self.batch.cancel(ids[-1:])
             self.cancelled.update(ids)
 
-    async def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
-        """Cancel jobs by one command; skip jobs that are already cancelled or have ended."""
-        ids = (set(job_ids) & self.monitor.alive()) - self.cancelled
+    async def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False, forgotten: bool = False) -> None:
+        """Cancel jobs by one command; skip jobs that are already cancelled or have ended.
+
+        With `forgotten`, also those that only count as ended, because the queue does not show them: it may be wrong.
+        """
+        not_ended = set(job_ids) - self.monitor.ended()
+        ids = (not_ended if forgotten else not_ended & self.monitor.alive()) - self.cancelled
         if not ids:
             return
         if not only_pending:
-            self._mark_cancelled(ids)
+            self._mark_cancelled(ids & self.monitor.alive())  # a cancel is not why the queue has forgotten the others
         try:
             await in_thread(self._cancel, ids, only_pending)
         except BatchError:

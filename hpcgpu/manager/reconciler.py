@@ -337,6 +337,8 @@ class Reconciler:
             report = f"the directory {dispatcher.directory.path} of the cluster was removed, and {report}"
         if stopped := self._stopped():
             report = stopped
+        elif self.restarts is not None and not await self.restarts.has_ended():
+            return
         else:  # record it before this program cancels the other jobs
             dispatcher.note_ends({job.name: job.job_id for job in scheduler.entries})
             if self.restarts is not None and not (why := self.restarts.why_not()):

@@ -118,11 +118,9 @@ class SchedulerRestarts:
         if job.name not in state.registry.jobs:
             self._lost("the queue does not have it, and its submit got no answer")
         elif job.ended:
-            state.dispatcher.note_ends({job.name: job.job_id})
             self._lost(job.failure_report())
         elif state.failures.unschedulable([job.name]):
             self._lost(f"it will never start: {explain(job.queue_status, kind=job.kind)}")
-            state.spawn(self._cancel(job))
 
     def _lost(self, why: str) -> None:
         """Try again later; the user hears of the first failure."""
@@ -130,6 +128,8 @@ class SchedulerRestarts:
         job, self.following = self.following, None
         self._failed += 1
         self._again_at = state.now + _pause(self._failed)
+        if job is not None and job.name in state.registry.jobs:
+            state.spawn(self._drop(job))
         say = state.messages.warn if self._failed == 1 else state.messages.log
         which = f"scheduler job {job.name}" if job is not None else "a scheduler job"
         then = (
@@ -141,14 +141,21 @@ class SchedulerRestarts:
         """Cancel the job that should follow: this program leaves the cluster, and nobody restarts its scheduler."""
         job, self.following = self.following, None
         if job is not None:
-            await self._cancel(job)
+            await self._drop(job)
 
-    async def _cancel(self, job: SchedulerJob) -> None:
+    async def _drop(self, job: SchedulerJob) -> None:
+        """Let a job never become the scheduler's, also one that only counts as ended: the queue may be wrong.
+
+        If it is not cancelled, it ends as soon as it reads the journal.
+        """
         dispatcher = self.state.dispatcher
         try:
-            dispatcher.will_cancel([job.name])  # it ends at its start if the cancel fails
+            if job.ended:
+                dispatcher.note_ends({job.name: job.job_id})
+            else:
+                dispatcher.will_cancel([job.name])
             if job_id := job.job_id or dispatcher.id_of(job.name):
-                await dispatcher.cancel([job_id])
+                await dispatcher.cancel([job_id], forgotten=True)
         except (BatchError, OSError) as error:
             self.state.messages.warn(f"scheduler job {job.job_id} ({job.name}) was not cancelled: {error}")
 
@@ -157,10 +164,25 @@ class SchedulerRestarts:
         if self._submits is not None:
             await asyncio.wait([self._submits])
         job, self.following = self.following, None
-        usable = job is not None and job.name in self.state.registry.jobs and not job.ended
-        return job if usable else None
+        if job is None or job.name not in self.state.registry.jobs:
+            return None
+        if job.ended:
+            await self._drop(job)
+            return None
+        return job
 
     # When it has ended
+
+    async def has_ended(self) -> bool:
+        """Whether the present job, which counts as ended, is cancelled where the queue does not report its end."""
+        job = self.state.scheduler
+        assert isinstance(job, SchedulerJob) and job.job_id is not None
+        try:
+            await self.state.dispatcher.cancel([job.job_id], forgotten=True)
+        except BatchError as error:  # the next poll tries again
+            self.state.messages.log(f"scheduler job {job.job_id} counts as ended, but was not cancelled: {error}")
+            return False
+        return True
 
     async def follow(self) -> None:
         """Let another scheduler job follow the present one: the job that waits, or one that is submitted now.
@@ -262,8 +284,8 @@ class SchedulerRestarts:
             await self._reachable(job)
             return await self._connect(str(job.external_address or job.address))
         except Exception:
-            if state.managed and job.job_id is not None and not job.ended:
-                await state.dispatcher.cancel([job.job_id])
+            if state.managed and job.name in state.registry.jobs:
+                await self._drop(job)
             raise
 
     async def _reachable(self, job: SchedulerJob) -> None:

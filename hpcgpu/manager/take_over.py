@@ -29,6 +29,7 @@ from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.decide_actions import Drain
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.journal import Submit
+from hpcgpu.store.present_scheduler import present_scheduler
 
 
 def program() -> str:
@@ -123,7 +124,7 @@ async def attach(state: ClusterState, new_job: Callable[[str], SchedulerJob]) ->
     for job_id, submit in jobs.items():
         if submit.kind != "scheduler":
             _attach_worker_job(state, submit, job_id, directory.wanted().sizes)
-        elif job_id in (present, next_id):  # others were restarted
+        elif job_id in (present, next_id):  # the others have ended, or are cancelled
             job = new_job(submit.name)
             job.record_id(job_id)
             job.observe(now=state.now)
@@ -134,15 +135,10 @@ async def attach(state: ClusterState, new_job: Callable[[str], SchedulerJob]) ->
                 following = job
     names = {submit.name for submit in jobs.values()}
     for submit in unanswered:
-        if submit.name in names:
-            continue
-        if submit.kind != "scheduler":
+        if submit.name not in names and submit.kind != "scheduler":
             _expect_worker_job(state, submit)
-        elif not submit.cancelled:
-            state.dispatcher.expect(submit.name)
-            following = new_job(submit.name)
-            following.submitting(Submitting())
-            state.registry.add(following)
+        elif submit.name not in names and not submit.cancelled:
+            following = _expect_scheduler_job(state, submit, new_job, following)
     if following is not None:
         following.standby = True
     _count_earlier(state, directory, jobs)
@@ -156,19 +152,27 @@ async def _schedulers(
 ) -> tuple[str | None, str | None]:
     """Return the ids of the present scheduler job, and of the one that should follow it. The queue was polled before.
 
-    The present one is that of the contact, also if it has ended and nobody has noticed it.
+    The present one is that of the contact, also if it has ended and nobody has noticed it. All others are cancelled.
     """
-    views = state.dispatcher.monitor.views
-    schedulers = [job_id for job_id, submit in jobs.items() if submit.kind == "scheduler"]
+    views, dispatcher = state.dispatcher.monitor.views, state.dispatcher
+    schedulers = {job_id: submit for job_id, submit in jobs.items() if submit.kind == "scheduler"}
+    alive = [job_id for job_id in schedulers if job_id in views and not views[job_id].status.state.ended]
+    wanted = [job_id for job_id in alive if not schedulers[job_id].cancelled]
     contact = await in_thread(directory.contact)
-    if contact is None or contact.job_id not in schedulers:
-        return (schedulers[-1] if schedulers else None), None
-    later = schedulers[schedulers.index(contact.job_id) + 1 :]
-    alive = [job_id for job_id in later if job_id in views and not views[job_id].status.state.ended]
-    with suppress(BatchError):  # nobody needs it, and it ends at its start
-        await state.dispatcher.cancel([job_id for job_id in alive if jobs[job_id].cancelled])
-    wanted = [job_id for job_id in alive if not jobs[job_id].cancelled]
-    return contact.job_id, wanted[-1] if wanted else None
+    if contact is not None and contact.job_id in schedulers:
+        present: str | None = contact.job_id
+    elif contact is not None and wanted:  # the journal has the end of the job of the contact
+        present = wanted[0]
+    else:
+        submit = present_scheduler(schedulers.values(), "")
+        present = next((job_id for job_id, one in schedulers.items() if one is submit), None)
+    following = next((job_id for job_id in wanted if job_id != present), None)
+    left = [job_id for job_id in alive if job_id not in (present, following)]
+    if unwanted := {schedulers[job_id].name for job_id in left if job_id in wanted}:
+        dispatcher.will_cancel(unwanted)
+    with suppress(BatchError):  # then each ends as soon as it reads the journal
+        await dispatcher.cancel(left)
+    return present, following
 
 
 def _check_scheduler(state: ClusterState, directory: ClusterDirectory, jobs: Mapping[str, Submit]) -> None:
@@ -198,6 +202,20 @@ async def _check(state: ClusterState, scheduler: SchedulerJob | None, directory:
         await in_thread(state.dispatcher.cancel_all, CLOSE_TIMEOUT)
         what = scheduler.failure_report() if scheduler is not None else "it has no scheduler job"
         raise ClusterError(f"cluster {state.name} has ended and cannot be taken over: {what}")
+
+
+def _expect_scheduler_job(
+    state: ClusterState, submit: Submit, new_job: Callable[[str], SchedulerJob], following: SchedulerJob | None
+) -> SchedulerJob:
+    """Take over the submit of a scheduler job that the queue does not show yet, if no other one follows."""
+    state.dispatcher.expect(submit.name)
+    if following is not None:
+        state.dispatcher.will_cancel([submit.name])
+        return following
+    job = new_job(submit.name)
+    job.submitting(Submitting())
+    state.registry.add(job)
+    return job
 
 
 def _expect_worker_job(state: ClusterState, submit: Submit) -> None:

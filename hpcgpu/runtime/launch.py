@@ -113,7 +113,9 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
             raise
         return command, place
     watch_directory(directory)
-    if not (arguments.restarts and standby.wait_until_alone(directory, batch, own.job_id)):
+    if arguments.restarts:
+        standby.wait_until_alone(directory, batch, own)
+    else:
         check_alone(directory, own.job_id)
     at_end.callback(remove_secrets, directory, directory.token(), own.job_id, restarts=arguments.restarts)
     command = scheduler_command(arguments, directory, own)

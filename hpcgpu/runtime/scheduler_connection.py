@@ -28,6 +28,8 @@ from hpcgpu.scaling.scheduler_restarts import ended_too_early
 from hpcgpu.store import certificates_and_keys
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.journal import Submit
+from hpcgpu.store.present_scheduler import present_scheduler
 
 if TYPE_CHECKING:
     from distributed.core import rpc
@@ -97,6 +99,11 @@ def identify(contact: Contact, directory: ClusterDirectory) -> ConnectionResult:
         except OSError:  # also files of this cluster
             return ConnectionResult.BUSY
     return ConnectionResult.ACCEPTED
+
+
+def proves_life(found: ConnectionResult, contact: Contact) -> bool:
+    """Whether the scheduler of a contact certainly lives, whatever the queue and the journal say: TLS proves it."""
+    return found is ConnectionResult.ACCEPTED and contact.client.startswith("tls://")
 
 
 def _prove(connection: socket.socket, contact: Contact, directory: ClusterDirectory) -> None:
@@ -184,7 +191,7 @@ class SchedulerWatch:
     before : callable, optional
         Called before each poll. It raises `BatchError` if the queue must not be polled.
     job_id : str, optional
-        The scheduler job. The default is the last one.
+        The scheduler job. The default is the present one: see `hpcgpu.store.present_scheduler`.
     """
 
     def __init__(
@@ -214,9 +221,9 @@ class SchedulerWatch:
         A job that is presumed to have ended is `JobState.FAILED`, with the reason: see
         `hpcgpu.batch.queue_monitor.presumed_ended`.
         """
-        submits = [s for s in self.directory.submits() if s.kind == "scheduler" and not s.refused]
-        submits = [s for s in submits if s.job_id == self._job_id] or submits
-        submit = submits[-1] if submits else None  # others were restarted
+        submits, contact = self.directory.submits(), self.directory.contact()
+        submit = next((one for one in submits if self._job_id and one.job_id == self._job_id), None)
+        submit = submit or present_scheduler(submits, contact.job_id if contact is not None else "")
         if submit is None or submit.job_id is None:
             return None
         if submit.job_id not in self.monitor.views:
@@ -318,19 +325,34 @@ def _silence(contact: Contact | None, directory: ClusterDirectory) -> str:
     )
 
 
+def check_wanted(own: Submit) -> None:
+    """Raise `LaunchError` if this scheduler job is not to run the scheduler any more, as the journal says."""
+    if own.ended:
+        raise LaunchError("this scheduler job had ended, and another one may have replaced it: it ends")
+    if own.cancelled:
+        raise LaunchError("the cluster does not need this scheduler job any more: it ends")
+
+
 def check_alone(directory: ClusterDirectory, job_id: str) -> None:
-    """Refuse to be a second scheduler of a cluster: the script may be submitted by hand while the cluster runs.
+    """Refuse to be a second scheduler of a cluster.
+
+    The script may be submitted by hand while the cluster runs. The batch system may run a job again that another one
+    has replaced.
 
     Raises
     ------
     LaunchError
-        Another job runs its scheduler.
+        Another job runs its scheduler, or this job is not to do that any more.
     """
+    for own in directory.submits():
+        if own.job_id == job_id:
+            check_wanted(own)
     contact, name = directory.contact(), directory.path.name
     if contact is None or contact.job_id == job_id:
         return
-    there = identify(contact, directory) in (ConnectionResult.ACCEPTED, ConnectionResult.BUSY)
-    if there and not directory.has_ended(contact.job_id):
+    found = identify(contact, directory)
+    there = found in (ConnectionResult.ACCEPTED, ConnectionResult.BUSY) and not directory.has_ended(contact.job_id)
+    if there or proves_life(found, contact):
         raise LaunchError(
             f"cluster {name} already has a scheduler, in job {contact.job_id}. A second one would take its clients "
             f"and workers. To start again, first run: hpcgpu stop {directory.in_shell}"

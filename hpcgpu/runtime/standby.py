@@ -9,78 +9,139 @@ from __future__ import annotations
 import importlib
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 
-from hpcgpu.batch.base import BatchSystem, JobState, state_named
+from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob, state_named
 from hpcgpu.batch.poll_interval import Cadence
-from hpcgpu.errors import LaunchError
-from hpcgpu.runtime.scheduler_connection import ConnectionResult, SchedulerWatch, identify
+from hpcgpu.display.counts_and_durations import duration
+from hpcgpu.errors import BatchError, LaunchError
+from hpcgpu.runtime.scheduler_connection import (
+    ConnectionResult,
+    SchedulerWatch,
+    check_alone,
+    check_wanted,
+    identify,
+    proves_life,
+)
 from hpcgpu.scaling.scheduler_restarts import STANDBY, ended_too_early
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.journal import End, Submit
+from hpcgpu.store.present_scheduler import present_scheduler
 
 #: Seconds between two looks at the journal, and between two connections to the scheduler.
 _LOOK, _PROBE = 2.0, 60.0
-#: Seconds for which connections are refused until the scheduler counts as ended, if the queue cannot be queried.
+#: Seconds for which connections are refused until the scheduler counts as ended, if no program manages the cluster and
+#: the queue cannot be queried.
 _REFUSED = 120.0
+#: Seconds for which the files of the cluster may be unreadable: a shared filesystem can fail for a while.
+_UNREADABLE = 600.0
 
 
-def wait_until_alone(directory: ClusterDirectory, batch: BatchSystem, own_id: str) -> bool:
+def wait_until_alone(directory: ClusterDirectory, batch: BatchSystem, own: OwnJob) -> None:
     """Wait until the present scheduler job has ended, if this one was submitted to follow it.
 
-    The manager writes the end into the journal. If there is no manager any more, the queue reports it.
-
-    Returns
-    -------
-    bool
-        Whether this job was submitted to follow; false if somebody has submitted it by hand.
+    The manager writes the end into the journal. If there is no manager any more, the queue reports it, and this job
+    writes it.
 
     Raises
     ------
     LaunchError
-        The cluster has ended, or this job is not needed any more.
+        The cluster has ended, this job is not needed any more, or another job runs the scheduler.
     """
-    present: _Present | None = None
-    while _planned(directory, own_id):
+    standby = _Standby(directory, batch, own)
+    failing_since: float | None = None
+    while True:
+        now = time.monotonic()
         try:
-            contact = directory.certain_contact()
-        except (OSError, ValueError):  # a filesystem that fails for a moment proves nothing
-            time.sleep(_LOOK)
-            continue
-        if contact is None or contact.job_id == own_id:
+            if standby.may_start(now=now):
+                return
+            failing_since = None
+        except (OSError, ValueError) as error:  # a filesystem that fails for a while proves nothing
+            failing_since = failing_since if failing_since is not None else now
+            if now - failing_since > _UNREADABLE:
+                raise LaunchError(
+                    f"the files of the cluster in {directory.path} have not been readable for "
+                    f"{duration(_UNREADABLE)}: {error}. This job ends"
+                ) from error
+        time.sleep(_LOOK)
+
+
+class _Standby:
+    """This scheduler job, before it starts its scheduler.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    batch : BatchSystem
+    own : OwnJob
+    """
+
+    def __init__(self, directory: ClusterDirectory, batch: BatchSystem, own: OwnJob) -> None:
+        self._directory, self._batch, self._own = directory, batch, own
+        self._present: _Present | None = None
+        self._planned = False
+
+    def may_start(self, *, now: float) -> bool:
+        """Whether it is time to start the scheduler.
+
+        Raises
+        ------
+        LaunchError
+            It never will be.
+        OSError, ValueError
+            The files of the cluster cannot be read now.
+        """
+        directory, own = self._directory, self._own
+        if directory.closing or (directory.encrypted and not directory.tls.is_dir()):
+            raise LaunchError(f"the cluster in {directory.path} is closed: this job ends")
+        contact = directory.certain_contact()
+        schedulers = [one for one in directory.submits() if one.kind == "scheduler" and not one.refused]
+        mine = _mine(schedulers, own)
+        if mine is None and self._planned:
+            raise ValueError("the journal does not name this job any more")
+        self._planned = mine is not None
+        if mine is not None:  # perhaps without an id
+            check_wanted(mine)
+        served = contact.job_id if contact is not None else ""
+        if mine is not None and served != own.job_id:
+            after = schedulers[schedulers.index(mine) + 1 :]
+            if any(one.job_id == served for one in after):
+                raise LaunchError(f"scheduler job {served} has replaced this one: it ends")
+            if not self._alone(schedulers[: schedulers.index(mine)], contact, now=now):
+                return False
+        check_alone(directory, own.job_id)
+        return True
+
+    def _alone(self, earlier: Sequence[Submit], contact: Contact | None, *, now: float) -> bool:
+        """Whether the scheduler job that this one follows has ended; raise `LaunchError` if that was intended."""
+        submit = present_scheduler(earlier, contact.job_id if contact is not None else "")
+        if submit is None or submit.cancelled:
             return True
-        if present is None or present.contact != contact:
-            present = _Present(contact, directory, batch)
-        state = present.end(now=time.monotonic())
+        by_contact = contact if contact is not None and contact.job_id == submit.job_id else None
+        if self._present is None or (self._present.submit.name, self._present.contact) != (submit.name, by_contact):
+            self._present = _Present(submit, by_contact, self._directory, self._batch)
+        self._present.submit = submit
+        state = self._present.end(now=now)
         if state is not None and not ended_too_early(state):
-            raise LaunchError(f"the scheduler job {contact.job_id} has ended as intended: this job ends too")
-        if state is not None:
-            return True
-        if not present.said:
-            present.said = True
-            which = f"cluster {directory.path.name} has a scheduler in job {contact.job_id}"
+            raise LaunchError(f"the scheduler job {submit.job_id} has ended as intended: this job ends too")
+        if state is None and not self._present.said:
+            self._present.said = True
+            which = f"cluster {self._directory.path.name} has a scheduler in job {submit.job_id}"
             print(f"hpcgpu: {which}. This job waits: {STANDBY}", file=sys.stderr, flush=True)
             importlib.import_module("distributed.scheduler")  # takes long on a busy filesystem
-        time.sleep(_LOOK)
-    return False
+        return state is not None
 
 
-def _planned(directory: ClusterDirectory, own_id: str) -> bool:
-    """Whether a manager has submitted this job.
+def _mine(schedulers: Sequence[Submit], own: OwnJob) -> Submit | None:
+    """Return what the journal records of this job; None if somebody has submitted it by hand.
 
-    The id may not be in the journal yet.
-
-    Raises
-    ------
-    LaunchError
-        The cluster has ended, or the manager does not want this job any more.
+    Its id may not be in the journal yet.
     """
-    if directory.closing or (directory.encrypted and not directory.tls.is_dir()):
-        raise LaunchError(f"the cluster in {directory.path} is closed: this job ends")
-    submits = [one for one in directory.submits() if one.kind == "scheduler" and not one.refused]
-    submits = [one for one in submits if one.job_id == own_id] or [one for one in submits if one.job_id is None]
-    if submits and all(one.cancelled for one in submits):
-        raise LaunchError("the cluster does not need this scheduler job any more: it ends")
-    return bool(submits)
+    by_id = [one for one in schedulers if one.job_id == own.job_id]
+    by_name = [one for one in schedulers if one.job_id is None and one.name == own.name]
+    return next(iter([*by_id, *by_name]), None)
 
 
 class _Present:
@@ -88,38 +149,64 @@ class _Present:
 
     Parameters
     ----------
-    contact : Contact
-        Of its scheduler.
+    submit : Submit
+    contact : Contact or None
+        Of its scheduler; None if it has removed that, because it ends.
     directory : ClusterDirectory
     batch : BatchSystem
     """
 
-    def __init__(self, contact: Contact, directory: ClusterDirectory, batch: BatchSystem) -> None:
-        self.contact = contact
+    def __init__(
+        self, submit: Submit, contact: Contact | None, directory: ClusterDirectory, batch: BatchSystem
+    ) -> None:
+        self.submit, self.contact = submit, contact
         self.said = False
-        self._directory = directory
-        self._watch = SchedulerWatch(directory, batch, Cadence(_PROBE), job_id=contact.job_id)
+        self._directory, self._batch = directory, batch
+        self._watch = SchedulerWatch(directory, batch, Cadence(_PROBE), job_id=submit.job_id or "")
         self._probe_at = 0.0
         self._refused_since: float | None = None
 
     def end(self, *, now: float) -> JobState | None:
         """Return how it has ended; None if it has not, as far as is known."""
-        for submit in self._directory.submits():
-            if submit.job_id == self.contact.job_id and submit.ended:
-                state = state_named(submit.how.state) if submit.how is not None else JobState.UNKNOWN
-                return state if state.ended else JobState.FAILED
+        if self.submit.ended:
+            return self._in_journal()
         if now < self._probe_at:
             return None
         self._probe_at = now + _PROBE
-        found = identify(self.contact, self._directory)
-        if found is ConnectionResult.ACCEPTED:
-            self._refused_since = None
-            return None
-        status = self._watch.poll(now=now)
-        if status is not None:
-            return status.state if status.state.ended else None
-        if found is not ConnectionResult.REFUSED:  # it may only be busy or suspended
+        found = identify(self.contact, self._directory) if self.contact is not None else ConnectionResult.REFUSED
+        status = self._watch.poll(now=now) if found is not ConnectionResult.ACCEPTED else None
+        if status is not None and status.state.ended:
+            return self._record(status)
+        if status is not None or found is not ConnectionResult.REFUSED:  # it may only be busy or suspended
             self._refused_since = None
             return None
         self._refused_since = self._refused_since if self._refused_since is not None else now
-        return JobState.FAILED if self._watch.error and now - self._refused_since >= _REFUSED else None
+        manager = self._directory.manager()
+        managed = manager is not None and manager.lives is not False  # then the manager writes the end
+        if self._watch.error and not managed and now - self._refused_since >= _REFUSED:
+            return self._record(None)
+        return None
+
+    def _in_journal(self) -> JobState | None:
+        if self.contact is not None and proves_life(identify(self.contact, self._directory), self.contact):
+            return None  # the queue was wrong, or it is just ending
+        state = state_named(self.submit.how.state) if self.submit.how is not None else JobState.UNKNOWN
+        return state if state.ended else JobState.FAILED
+
+    def _record(self, status: JobStatus | None) -> JobState:
+        """Write its end into the journal: it ends at its start if the batch system runs it again. Return how it ended.
+
+        Parameters
+        ----------
+        status : JobStatus or None
+            What the queue reports; None if it does not answer.
+        """
+        state, start, end = JobState.UNKNOWN, None, time.time()
+        if status is None or status.forgotten:  # it only counts as ended
+            with suppress(BatchError):
+                self._batch.cancel([self.submit.job_id] if self.submit.job_id is not None else [])
+        else:
+            state, start, end = status.state, status.start, status.end or end
+        how = End(state=state.value, start=start, end=end)
+        self._directory.ended({self.submit.name: self.submit.job_id}, {self.submit.name: how})
+        return state if state.ended else JobState.FAILED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,18 @@ def test_without_a_next_job_it_names_who_submits_it(tmp_path: Path) -> None:
     restart = between_schedulers(directory, [ENDED, WAITS], now=NOW)
     assert restart is not None and not restart.comes, "its manager was killed"
     assert "`from_name(" in restart.sentences[1] and "takes the cluster over" in restart.sentences[1]
+
+
+def test_a_job_that_should_have_followed_and_ended_before_is_not_the_scheduler_that_has_ended(tmp_path: Path) -> None:
+    directory = cluster(tmp_path)
+    directory.withdraw()  # the scheduler has ended in order
+    ended = replace(ENDED, submitted=1.0)
+    dropped = job("3", "demo-scheduler2", "cancelled", submitted=2.0, started=NOW - 3000, ended=NOW - 2500)
+    restart = between_schedulers(directory, [ended, WAITS, dropped], now=NOW)
+    assert restart is not None and restart.since == NOW - 1800
+    assert restart.sentences[0].startswith("scheduler job 1 has ended 30 min ago")
+    lives = job("1", "demo-scheduler", "running", submitted=1.0)  # it removes its contact first
+    assert between_schedulers(directory, [lives, WAITS, dropped], now=NOW) is None
 
 
 @pytest.mark.parametrize("case", ["end", "alive", "early", "left", "closing", "intended"])

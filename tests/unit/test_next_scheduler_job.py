@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.errors import AmbiguousSubmit, LaunchError, SubmitRefused
+from hpcgpu.batch.base import JobState
+from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, SubmitRefused
 from hpcgpu.jobs.job_phases import Submitting
+from hpcgpu.jobs.job_registry import Registry
 from hpcgpu.jobs.scheduler_job import SchedulerJob
+from hpcgpu.jobs.submit_and_cancel import Dispatcher
+from hpcgpu.manager.cluster_phases import Ownership
+from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.restart_scheduler import SchedulerRestarts
 from hpcgpu.manager.scheduler_client import SchedulerClient
-from hpcgpu.runtime import standby
-from hpcgpu.runtime.scheduler_connection import ConnectionResult
+from hpcgpu.manager.take_over import attach
+from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling.scheduler_restarts import STANDBY
 from hpcgpu.scaling.wanted_state import Detach
-from hpcgpu.store import create_directory
 from hpcgpu.store.contact import Contact
-from hpcgpu.store.directory import ClusterDirectory
-from hpcgpu.store.journal import End
-from tests.unit.simulated import HOUR, Queue, Site, taken_over
+from tests.unit.simulated import HOUR, Site, taken_over
 
 WALLTIME = 24 * HOUR
 
@@ -204,103 +205,145 @@ async def test_another_program_takes_over_a_cluster_whose_next_scheduler_job_wai
         assert isinstance(job.phase, Submitting) == (case == "without an answer")
 
 
+async def test_another_program_cancels_all_but_one_of_the_jobs_that_would_follow(site: Site, tmp_path: Path) -> None:
+    await shortly_before_the_end(site)
+    for number, unanswered in ((3, False), (4, True)):
+        if unanswered:
+            site.directory.intend(f"demo-scheduler{number}", "scheduler")
+        else:
+            site.queue.loses_answers = unanswered
+            await site.state.dispatcher.submit(tmp_path, name=f"demo-scheduler{number}", kind="scheduler")
+    other = await taken_over(site, tmp_path)
+    assert [job.name for job in other.registry.jobs.values() if job.kind == "scheduler"] == [
+        "demo-scheduler",
+        "demo-scheduler2",
+    ]
+    assert live(other) == ["demo-scheduler", "demo-0", "demo-scheduler2"]
+    wanted = [one.name for one in site.directory.submits() if one.kind == "scheduler" and not one.cancelled]
+    assert wanted == ["demo-scheduler", "demo-scheduler2"], "the others end as soon as they read the journal"
+
+
+async def test_another_program_uses_a_job_that_waits_after_the_scheduler_has_removed_its_contact(
+    site: Site, tmp_path: Path
+) -> None:
+    await shortly_before_the_end(site)
+    site.directory.withdraw()  # it ends in order: SIGTERM, or `idle_timeout`
+    site.says("demo-scheduler", JobState.TIMEOUT, end=site.now)
+    number = site.directory.take_over("another program").number
+    dispatcher = Dispatcher(site.queue, site.directory, number, lambda: site.now)
+    registry = Registry("demo", dispatcher, site.directory.logs, site.options.cluster.worker_restarts)
+    registry.add_group(DEFAULT, site.options.worker, tmp_path / "worker")
+    state = ClusterState("demo", dispatcher, registry, Ownership(True, True), site, lambda: site.now)
+
+    def new_job(name: str) -> SchedulerJob:
+        job = SchedulerJob(dispatcher, tmp_path / "scheduler", name, site.directory.logs, 60.0)
+        job.restarts = True
+        return job
+
+    following = await attach(state, new_job)
+    assert isinstance(state.scheduler, SchedulerJob) and state.scheduler.name == "demo-scheduler"
+    assert state.scheduler.lost_too_early and following is not None and following.name == "demo-scheduler2"
+
+
+async def missing_for_two_minutes(site: Site, name: str) -> None:
+    """Let the queue not show a job that lives."""
+    site.forgets(name)
+    await site.passes(150)
+    assert site.registry.jobs[name].queue_status.state is JobState.FAILED
+
+
+@pytest.fixture
+def cancels(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The jobs that the queue is told to cancel, by id."""
+    told: list[str] = []
+    cancel = site.queue.cancel
+
+    def note(job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        ids = list(job_ids)
+        told.extend(ids)
+        cancel(ids, only_pending=only_pending)
+
+    monkeypatch.setattr(site.queue, "cancel", note)
+    return told
+
+
+async def test_one_that_only_counts_as_ended_is_cancelled_before_another_one_is_submitted(
+    site: Site, cancels: list[str]
+) -> None:
+    await shortly_before_the_end(site)
+    job_id = site.registry.jobs["demo-scheduler2"].job_id
+    await missing_for_two_minutes(site, "demo-scheduler2")
+    assert job_id in cancels
+    submits = {submit.name: submit for submit in site.directory.submits()}
+    assert submits["demo-scheduler2"].ended, "it ends as soon as it reads the journal"
+
+
+async def test_a_scheduler_job_that_only_counts_as_ended_is_cancelled_before_another_one_takes_over(
+    site: Site, cancels: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await shortly_before_the_end(site)
+    job_id = site.scheduler.job_id
+    site.client.listening = False
+
+    def refuse(job_ids: Iterable[str], *, only_pending: bool = False) -> None:
+        raise BatchUnavailable("scancel does not answer")
+
+    with monkeypatch.context() as silent:
+        silent.setattr(site.queue, "cancel", refuse)
+        await missing_for_two_minutes(site, "demo-scheduler")
+        assert not site.state.phase.restarting, "it may still live"
+        assert not site.directory.has_ended(str(job_id))
+    await site.polled()
+    assert cancels == [job_id]
+    assert site.state.phase.restarting and site.directory.has_ended(str(job_id))
+    assert any("the queue has not known it for" in text for text in site.warned), site.warned
+
+
+async def test_one_that_took_over_and_only_counts_as_ended_never_becomes_the_second(
+    site: Site, cancels: list[str]
+) -> None:
+    await shortly_before_the_end(site)
+    job_id = site.registry.jobs["demo-scheduler2"].job_id
+    await missing_for_two_minutes_while_the_present_one_ends(site)
+    assert job_id in cancels and site.directory.has_ended(str(job_id))
+    assert "demo-scheduler3" in live(site)
+
+
+async def missing_for_two_minutes_while_the_present_one_ends(site: Site) -> None:
+    """Let the present job end, and the queue forget the one that follows it, before anybody has seen either."""
+    site.forgets("demo-scheduler2")
+    for _ in range(2):
+        await site.state.dispatcher.poll()
+        site.now += 100
+    site.client.listening = False
+    site.says("demo-scheduler", JobState.NODE_FAIL, end=site.now)
+    await site.polled()
+    await asyncio.sleep(0)
+    for _ in range(1000):
+        if "demo-scheduler3" in live(site):
+            break
+        await asyncio.sleep(0.01)
+
+
+async def test_one_whose_submit_got_no_answer_and_that_comes_too_late_stays_unwanted(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.queue.loses_answers = True
+    with monkeypatch.context() as hidden:
+        hidden.setattr(site.queue, "find", lambda name: [])
+        await shortly_before_the_end(site)
+        await site.passes(200)
+    assert "demo-scheduler2" not in site.registry.jobs
+    site.queue.loses_answers = False
+    await site.passes(700)
+    [late] = [one for one in site.directory.submits() if one.name == "demo-scheduler2"]
+    assert late.job_id is not None and late.cancelled, "it ends as soon as it reads the journal"
+    assert "demo-scheduler2" not in live(site)
+
+
 async def test_it_is_cancelled_when_the_program_leaves_the_cluster(site: Site) -> None:
     await shortly_before_the_end(site)
     assert site.reconciler.restarts is not None
     await site.reconciler.restarts.abandon()
     assert live(site) == ["demo-scheduler", "demo-0"]
     assert [submit.cancelled for submit in site.directory.submits()] == [False, False, True]
-
-
-# In the job
-
-
-@pytest.fixture
-def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterDirectory:
-    """A cluster whose second scheduler job waits, and whose first one answers."""
-    directory = create_directory.claim(tmp_path / "clusters" / "demo", lambda submits: [])
-    directory.tls.mkdir()
-    for number in ("", "2"):
-        directory.intend(f"demo-scheduler{number}", "scheduler")
-        directory.submitted(f"demo-scheduler{number}", number or "1")
-    directory.publish(Contact(token=directory.token(), job_id="1", workers="tls://a:1", client="tls://a:2"))
-    monkeypatch.setattr(standby, "identify", lambda contact, directory: ConnectionResult.ACCEPTED)
-    return directory
-
-
-def test_a_job_that_follows_waits_until_the_journal_names_the_end(
-    waiting: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    looks = []
-
-    def look(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 3:
-            waiting.ended({"demo-scheduler": "1"}, {"demo-scheduler": End(state="timeout")})
-
-    monkeypatch.setattr(standby.time, "sleep", look)
-    assert standby.wait_until_alone(waiting, Queue(), "2")
-    assert len(looks) == 3
-    assert capsys.readouterr().err.count("has a scheduler in job 1. This job waits: it takes over when") == 1
-
-
-@pytest.mark.parametrize("how", ["cancelled", "completed"])
-def test_a_job_that_follows_ends_if_the_scheduler_has_ended_as_intended(waiting: ClusterDirectory, how: str) -> None:
-    waiting.ended({"demo-scheduler": "1"}, {"demo-scheduler": End(state=how)})
-    with pytest.raises(LaunchError, match="the scheduler job 1 has ended as intended"):
-        standby.wait_until_alone(waiting, Queue(), "2")
-
-
-def test_a_job_that_follows_ends_if_nobody_needs_it(waiting: ClusterDirectory) -> None:
-    waiting.cancel(["demo-scheduler2"])
-    with pytest.raises(LaunchError, match="does not need this scheduler job any more"):
-        standby.wait_until_alone(waiting, Queue(), "2")
-    waiting.keep(["demo-scheduler2"])
-    waiting.tls.rmdir()  # the present scheduler removes the keys when it ends by `lease` or `idle_timeout`
-    with pytest.raises(LaunchError, match="is closed: this job ends"):
-        standby.wait_until_alone(waiting, Queue(), "2")
-    waiting.tls.mkdir()
-    waiting.begin_close()
-    with pytest.raises(LaunchError, match="is closed: this job ends"):
-        standby.wait_until_alone(waiting, Queue(), "2")
-
-
-def test_a_job_that_was_submitted_by_hand_does_not_wait(waiting: ClusterDirectory) -> None:
-    assert not standby.wait_until_alone(waiting, Queue(), "99")
-
-
-def test_the_first_scheduler_job_and_one_that_is_run_again_do_not_wait(waiting: ClusterDirectory) -> None:
-    assert standby.wait_until_alone(waiting, Queue(), "1")
-    waiting.withdraw()
-    assert standby.wait_until_alone(waiting, Queue(), "2")
-
-
-@pytest.mark.parametrize("answer", ["ended", "runs", "no answer"])
-@pytest.mark.parametrize("found", ConnectionResult)
-def test_without_a_manager_the_queue_tells_a_job_that_follows(
-    waiting: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, answer: str, found: ConnectionResult
-) -> None:
-    clock = [1000.0]
-
-    class Waited(Exception):
-        pass
-
-    def sleep(seconds: float) -> None:
-        clock[0] += seconds
-        if clock[0] > 1000 + HOUR:
-            raise Waited
-
-    monkeypatch.setattr(standby.time, "sleep", sleep)
-    monkeypatch.setattr(standby.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(standby, "identify", lambda contact, directory: found)
-    queue = Queue()
-    queue.silent = answer == "no answer"
-    state = JobState.NODE_FAIL if answer == "ended" else JobState.RUNNING
-    queue.jobs["1"] = JobStatus(job_id="1", state=state, name="demo-scheduler")
-    refused = found is ConnectionResult.REFUSED
-    if found is not ConnectionResult.ACCEPTED and (answer == "ended" or (answer == "no answer" and refused)):
-        assert standby.wait_until_alone(waiting, queue, "2")
-        assert clock[0] < 1000 + 200
-    else:  # a scheduler that is suspended does not answer either
-        with pytest.raises(Waited):
-            standby.wait_until_alone(waiting, queue, "2")

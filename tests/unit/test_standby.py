@@ -1,0 +1,267 @@
+"""A scheduler job that waits in itself for the end of the present one, with a queue and a clock of the test."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpcgpu.batch.base import JobState, JobStatus, OwnJob
+from hpcgpu.errors import LaunchError
+from hpcgpu.runtime import scheduler_connection, standby
+from hpcgpu.runtime.scheduler_connection import ConnectionResult, check_alone
+from hpcgpu.store import create_directory
+from hpcgpu.store.contact import Contact
+from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.journal import End
+from tests.unit.simulated import HOUR, Queue
+
+FIRST, OWN = OwnJob(job_id="1", name="demo-scheduler"), OwnJob(job_id="2", name="demo-scheduler2")
+
+
+class Node:
+    """The node of a job that waits: what it finds at the address of the scheduler, and its clock."""
+
+    def __init__(self) -> None:
+        self.found = ConnectionResult.ACCEPTED
+        self.clock = 1000.0
+        #: Called at each pause, with their number.
+        self.at_pause: Callable[[int], None] = lambda number: None
+        self.pauses = 0
+
+    def identify(self, contact: Contact, directory: ClusterDirectory) -> ConnectionResult:
+        return self.found
+
+    def sleep(self, seconds: float) -> None:
+        self.clock += seconds
+        self.pauses += 1
+        if self.clock > 1000 + HOUR:
+            raise StillWaitsError
+        self.at_pause(self.pauses)
+
+
+class StillWaitsError(Exception):
+    pass
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Node:
+    made = Node()
+    monkeypatch.setattr(standby, "identify", made.identify)
+    monkeypatch.setattr(scheduler_connection, "identify", made.identify)
+    monkeypatch.setattr(standby.time, "sleep", made.sleep)
+    monkeypatch.setattr(standby.time, "monotonic", lambda: made.clock)
+    return made
+
+
+@pytest.fixture
+def waiting(tmp_path: Path, node: Node) -> ClusterDirectory:
+    """A cluster whose second scheduler job waits, and whose first one answers."""
+    directory = create_directory.claim(tmp_path / "clusters" / "demo", lambda submits: [])
+    directory.tls.mkdir()
+    for number in ("", "2"):
+        directory.intend(f"demo-scheduler{number}", "scheduler")
+        directory.submitted(f"demo-scheduler{number}", number or "1")
+    directory.publish(Contact(token=directory.token(), job_id="1", workers="tls://a:1", client="tls://a:2"))
+    return directory
+
+
+def has_ended(directory: ClusterDirectory, how: str = "timeout") -> None:
+    """What a manager writes when the first scheduler job has ended."""
+    directory.ended({"demo-scheduler": "1"}, {"demo-scheduler": End(state=how)})
+
+
+def reports(state: JobState) -> Queue:
+    """A queue that says this of the first scheduler job."""
+    queue = Queue()
+    queue.jobs["1"] = JobStatus(job_id="1", state=state, name="demo-scheduler")
+    return queue
+
+
+def test_a_job_that_follows_waits_until_the_journal_names_the_end(
+    waiting: ClusterDirectory, node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def at_pause(number: int) -> None:
+        if number == 3:
+            has_ended(waiting)
+            node.found = ConnectionResult.REFUSED
+
+    node.at_pause = at_pause
+    standby.wait_until_alone(waiting, Queue(), OWN)
+    assert node.pauses == 3
+    assert capsys.readouterr().err.count("has a scheduler in job 1. This job waits: it takes over when") == 1
+
+
+def test_a_job_that_follows_waits_while_the_scheduler_proves_that_it_lives_whatever_the_journal_says(
+    waiting: ClusterDirectory, node: Node
+) -> None:
+    has_ended(waiting, "unknown")
+
+    def at_pause(number: int) -> None:
+        if number == 5:
+            node.found = ConnectionResult.REFUSED
+
+    node.at_pause = at_pause
+    standby.wait_until_alone(waiting, Queue(), OWN)
+    assert node.pauses == 5
+
+
+@pytest.mark.parametrize("how", ["cancelled", "completed"])
+def test_a_job_that_follows_ends_if_the_scheduler_has_ended_as_intended(
+    waiting: ClusterDirectory, node: Node, how: str
+) -> None:
+    node.found = ConnectionResult.REFUSED
+    has_ended(waiting, how)
+    with pytest.raises(LaunchError, match="the scheduler job 1 has ended as intended"):
+        standby.wait_until_alone(waiting, Queue(), OWN)
+
+
+def test_a_job_that_follows_ends_if_nobody_needs_it(waiting: ClusterDirectory) -> None:
+    waiting.cancel(["demo-scheduler2"])
+    with pytest.raises(LaunchError, match="does not need this scheduler job any more"):
+        standby.wait_until_alone(waiting, Queue(), OWN)
+    waiting.keep(["demo-scheduler2"])
+    waiting.tls.rmdir()  # the present scheduler removes the keys when it ends by `lease` or `idle_timeout`
+    with pytest.raises(LaunchError, match="is closed: this job ends"):
+        standby.wait_until_alone(waiting, Queue(), OWN)
+    waiting.tls.mkdir()
+    waiting.begin_close()
+    with pytest.raises(LaunchError, match="is closed: this job ends"):
+        standby.wait_until_alone(waiting, Queue(), OWN)
+
+
+def test_of_two_submits_without_an_answer_the_name_tells_which_is_its_own(
+    waiting: ClusterDirectory, node: Node
+) -> None:
+    for number in (3, 4):
+        waiting.intend(f"demo-scheduler{number}", "scheduler")
+    waiting.cancel(["demo-scheduler3"])
+    with pytest.raises(LaunchError, match="does not need this scheduler job any more"):
+        standby.wait_until_alone(waiting, Queue(), OwnJob(job_id="3", name="demo-scheduler3"))
+    with pytest.raises(StillWaitsError):
+        standby.wait_until_alone(waiting, Queue(), OwnJob(job_id="4", name="demo-scheduler4"))
+
+
+def test_a_job_that_was_submitted_by_hand_does_not_wait(waiting: ClusterDirectory, node: Node) -> None:
+    with pytest.raises(LaunchError, match="already has a scheduler, in job 1"):
+        standby.wait_until_alone(waiting, Queue(), OwnJob(job_id="99", name="scheduler.sh"))
+    node.found = ConnectionResult.REFUSED
+    standby.wait_until_alone(waiting, Queue(), OwnJob(job_id="99", name="scheduler.sh"))
+    assert not node.pauses
+
+
+def test_the_first_scheduler_job_and_one_that_is_run_again_do_not_wait(waiting: ClusterDirectory, node: Node) -> None:
+    standby.wait_until_alone(waiting, Queue(), FIRST)
+    has_ended(waiting)
+    waiting.withdraw()
+    standby.wait_until_alone(waiting, Queue(), OWN)
+    assert not node.pauses
+
+
+@pytest.mark.parametrize("contact", ["its own", "that of the next one", "none"])
+def test_a_scheduler_job_that_was_replaced_and_is_run_again_ends(
+    waiting: ClusterDirectory, node: Node, contact: str
+) -> None:
+    if contact != "that of the next one":
+        has_ended(waiting, "node_fail")
+    else:
+        waiting.publish(Contact(token=waiting.token(), job_id="2", workers="tls://b:1", client="tls://b:2"))
+    if contact == "none":
+        waiting.withdraw()
+    before = waiting.contact()
+    with pytest.raises(LaunchError, match=r"another one may have replaced it|job 2 has replaced this one"):
+        standby.wait_until_alone(waiting, Queue(), FIRST)
+    assert waiting.contact() == before and not node.pauses
+    if contact != "that of the next one":
+        with pytest.raises(LaunchError, match="another one may have replaced it"):
+            check_alone(waiting, "1")  # once more, before it publishes its contact
+
+
+def test_a_job_that_does_not_need_to_wait_is_still_refused_next_to_a_live_scheduler(
+    waiting: ClusterDirectory, node: Node
+) -> None:
+    has_ended(waiting)
+    waiting.publish(Contact(token=waiting.token(), job_id="77", workers="tls://b:1", client="tls://b:2"))  # by hand
+    with pytest.raises(LaunchError, match="already has a scheduler, in job 77"):
+        standby.wait_until_alone(waiting, Queue(), OWN)
+
+
+@pytest.mark.parametrize("how", [JobState.TIMEOUT, JobState.COMPLETED])
+def test_a_scheduler_that_removes_its_contact_ends_but_not_yet(
+    waiting: ClusterDirectory, node: Node, how: JobState
+) -> None:
+    queue = reports(JobState.COMPLETING)
+    waiting.withdraw()
+
+    def at_pause(number: int) -> None:
+        if number == 3:
+            has_ended(waiting, how.value)
+
+    node.at_pause = at_pause
+    if how is JobState.TIMEOUT:
+        standby.wait_until_alone(waiting, queue, OWN)
+    else:  # `idle_timeout`: the keys are not removed yet
+        with pytest.raises(LaunchError, match="has ended as intended"):
+            standby.wait_until_alone(waiting, queue, OWN)
+    assert node.pauses == 3
+
+
+@pytest.mark.parametrize("answer", ["ended", "runs", "no answer"])
+@pytest.mark.parametrize("manager", ["none", "has left", "elsewhere"])
+@pytest.mark.parametrize("found", ConnectionResult)
+def test_without_a_manager_the_queue_tells_a_job_that_follows(
+    waiting: ClusterDirectory, node: Node, manager: str, answer: str, found: ConnectionResult
+) -> None:
+    if manager != "none":
+        record = waiting.take_over("a program on another machine")
+        path = waiting.path / f"manager-{record.number:06}.json"
+        waiting.write(path.name, path.read_text().replace(socket.gethostname(), "login1"))
+    if manager == "has left":
+        waiting.leave(1)
+    node.found = found
+    queue = reports(JobState.NODE_FAIL if answer == "ended" else JobState.RUNNING)
+    queue.silent = answer == "no answer"
+    proof = answer == "no answer" and found is ConnectionResult.REFUSED and manager != "elsewhere"
+    if found is not ConnectionResult.ACCEPTED and (answer == "ended" or proof):
+        standby.wait_until_alone(waiting, queue, OWN)
+        assert node.clock < 1000 + 200
+        assert waiting.has_ended("1"), "if the batch system runs it again, it ends"
+    else:  # a scheduler that is suspended does not answer either
+        with pytest.raises(StillWaitsError):
+            standby.wait_until_alone(waiting, queue, OWN)
+
+
+def test_a_job_that_the_queue_only_forgot_is_cancelled_before_another_one_takes_over(
+    waiting: ClusterDirectory, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, cancelled = reports(JobState.RUNNING), list[str]()
+    queue.jobs["1"] = replace(queue.jobs["1"], name="")
+    monkeypatch.setattr(queue, "cancel", cancelled.extend)
+    node.found = ConnectionResult.SILENT
+    standby.wait_until_alone(waiting, queue, OWN)
+    assert cancelled == ["1"] and waiting.has_ended("1")
+
+
+@pytest.mark.parametrize("fails", ["submits", "certain_contact", "closing"])
+def test_a_filesystem_that_fails_for_a_while_does_not_end_a_job_that_follows(
+    waiting: ClusterDirectory, node: Node, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    node.found = ConnectionResult.REFUSED
+    has_ended(waiting)
+
+    def stale(*_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ClusterDirectory, fails, property(stale) if fails == "closing" else stale)
+        node.at_pause = lambda number: broken.undo() if number == 100 else None
+        standby.wait_until_alone(waiting, Queue(), OWN)
+    assert node.pauses == 100
+    with monkeypatch.context() as broken:
+        broken.setattr(ClusterDirectory, "submits", stale)
+        with pytest.raises(LaunchError, match=r"have not been readable for 10 min: .*Stale file handle"):
+            standby.wait_until_alone(waiting, Queue(), OWN)
