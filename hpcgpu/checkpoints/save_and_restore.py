@@ -281,15 +281,24 @@ async def _done(
 ) -> Any:
     """Wait, show how many futures are done, and give a sign of life from time to time."""
     began = signed = time.monotonic()
+    before = 0
     while not waiting.done():
         now = time.monotonic()
         if now - signed > _SIGN:
             await in_thread(sign)
             signed = now
         done = sum(future.done() for future in futures)
-        progress.update(what, f"{done} of {counted(len(futures), 'piece')} for {duration(now - began)}")
+        idle = ", no worker is connected" if done == before and await _no_worker(futures) else ""
+        progress.update(what, f"{done} of {counted(len(futures), 'piece')} for {duration(now - began)}{idle}")
+        before = done
         await asyncio.wait([waiting], timeout=_LOOK)
     return await waiting
+
+
+async def _no_worker(futures: Sequence[Future]) -> bool:
+    with suppress(OSError):  # the scheduler is gone: the futures fail
+        return bool(futures) and not await futures[0].client.nthreads()
+    return False
 
 
 def _damaged(error: Exception) -> bool:

@@ -246,6 +246,48 @@ def test_a_restored_result_that_is_lost_with_its_worker_is_read_again(
     until(lambda: len(set(client.run(os.getpid, on_error="ignore").values()) - lost) == 2, "the workers are back")
 
 
+@travels
+def takes_long(place: str, number: int) -> Any:
+    """A result that is a number. Both its write and its read make a file in a directory, and take 0.3 s."""
+
+    def again(number: int) -> int:
+        Path(place, f"read-{number}").touch()
+        time.sleep(0.3)
+        return number
+
+    class Long:
+        def __reduce__(self) -> Any:
+            Path(place, f"written-{number}").touch()
+            time.sleep(0.3)
+            return again, (number,)
+
+    return Long()
+
+
+def test_a_drain_in_the_middle_of_a_save_and_of_a_restore_costs_nothing(
+    cluster: LocalGPUCluster, client: Client, tmp_path: Path, until: Until
+) -> None:
+    place = str(tmp_path)
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            data = [client.submit(takes_long, place, number) for number in range(12)]
+            wait_for(data)
+            saving = threads.submit(cluster.checkpoint, data, tmp_path, name="demo")
+            until(lambda: [*tmp_path.glob("written-*")], "the save begins")
+            cluster.scale(jobs=1)
+            saving.result(timeout=120)
+            del data
+            cluster.scale(jobs=2)
+            cluster.wait_for_workers()
+            restoring = threads.submit(cluster.restore, "demo", tmp_path)
+            until(lambda: [*tmp_path.glob("read-*")], "the restore begins")
+            cluster.scale(jobs=1)
+            assert client.gather(restoring.result(timeout=120)) == [*range(12)]
+            until(lambda: len(client.nthreads()) == 1, "the other worker has left")
+    finally:
+        cluster.scale(jobs=2)
+
+
 def test_a_program_that_is_killed_in_the_middle_leaves_no_version_and_the_next_save_uses_what_it_wrote(
     cluster: LocalGPUCluster, client: Client, tmp_path: Path, until: Until
 ) -> None:

@@ -19,7 +19,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask import delayed
-from distributed import Client, Future
+from distributed import Client, Future, LocalCluster
 
 import hpcgpu
 from hpcgpu import CheckpointError, OptionError
@@ -325,6 +325,26 @@ def test_an_actor_is_refused(client: Client, place: Path) -> None:
     with pytest.raises(CheckpointError, match="an actor cannot be saved"):
         save(client, actor, place)
     assert numbers(place) == []
+
+
+def test_a_restore_without_workers_says_what_it_waits_for(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as threads,
+        LocalCluster(processes=False, n_workers=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        save(client, client.submit(pow, 2, 5), place)
+        cluster.scale(0)
+        while client.nthreads():
+            time.sleep(0.01)
+        restoring = threads.submit(hpcgpu.restore, client, place.parent, name=place.name)
+        said, end = "", time.monotonic() + 60
+        while "restoring demo: 0 of 1 piece for 0 s, no worker is connected" not in said:
+            time.sleep(0.01)
+            said += "".join(capfd.readouterr())
+            assert time.monotonic() < end, said
+        cluster.scale(1)
+        assert restoring.result(timeout=60).result() == 32
 
 
 def test_futures_of_another_client_are_refused_in_words(client: Client, place: Path) -> None:

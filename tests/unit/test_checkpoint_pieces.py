@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,23 @@ def test_a_piece_that_was_cut_is_written_anew(tmp_path: Path) -> None:
     os.truncate(there / piece.digest, piece.size - 1)
     assert pieces.write(np.arange(5), here, [there]) == (piece, True)
     assert pieces.read(here, piece.digest, piece.size).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("kind", ["array", "frame"])
+def test_a_large_value_is_not_copied_in_memory(tmp_path: Path, kind: str) -> None:
+    """A worker has little more memory than its results take."""
+    value: Any = np.ones((10, 1_000_000))
+    if kind == "frame":
+        value = pytest.importorskip("pandas").DataFrame(value.T, copy=False)
+    tracemalloc.start()
+    try:
+        piece, _ = pieces.write(value, tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 0.1 * piece.size
+        again = pieces.read(tmp_path, piece.digest, piece.size)
+        assert tracemalloc.get_traced_memory()[1] < 1.1 * piece.size
+    finally:
+        tracemalloc.stop()
+    assert again.shape == value.shape
 
 
 def test_a_piece_that_cannot_be_pickled_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
