@@ -11,7 +11,7 @@ import hashlib
 import os
 import pickle
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ _SIZE = 8
 _ALIGNED = 64
 #: So many bytes are hashed and written at a time: they fit into the cache of a processor.
 _BLOCK = 256 << 10
+#: A sample of a piece are so many parts of so many bytes.
+_SAMPLES, _SAMPLE = 64, 4096
 #: After so many bytes the disk begins to write.
 _BEGIN = 8 << 20
 
@@ -46,13 +48,18 @@ class Piece:
         SHA-256 of its content, and its name.
     size : int
         Bytes.
+    sample : str
+        Hash of small parts of its content. If another piece has the same sample, it is likely to be the same.
     """
 
     digest: str
     size: int
+    sample: str = ""
 
 
-def write(value: Any, directory: Path, known: Sequence[Path] = ()) -> tuple[Piece, bool]:
+def write(
+    value: Any, directory: Path, known: Sequence[Path] = (), samples: Collection[str] | None = None
+) -> tuple[Piece, bool]:
     """Write a value into a directory. It is there whole, or not at all.
 
     Return the piece, and whether it was written: a checkpoint may have it already.
@@ -63,6 +70,9 @@ def write(value: Any, directory: Path, known: Sequence[Path] = ()) -> tuple[Piec
     directory : Path
     known : sequence of Path
         Directories that may have the piece already. It becomes a hard link then.
+    samples : collection of str, optional
+        Those of all pieces that these directories have, if that is known. A piece with another sample is hashed while
+        it is written, which takes less time.
 
     Raises
     ------
@@ -72,18 +82,18 @@ def write(value: Any, directory: Path, known: Sequence[Path] = ()) -> tuple[Piec
     if isinstance(value, Actor):
         raise TypeError("an actor cannot be saved: save what its methods return")
     parts = _parts(value)
-    hashed, size = hashlib.sha256(), sum(map(len, parts))
-    if known:  # most of it may be unchanged: the hash is needed before anything is written
+    hashed, size, sample = hashlib.sha256(), sum(map(len, parts)), _sample(parts)
+    if unchanged := bool(known) and (samples is None or sample in samples):  # probably
         for block in _blocks(parts):
             hashed.update(block)
         if _linked(directory / hashed.hexdigest(), parts, known):
-            return Piece(hashed.hexdigest(), size), False
+            return Piece(hashed.hexdigest(), size, sample), False
     temporary = directory / f".{secrets.token_hex(8)}"
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             done = begun = 0
             for block in _blocks(parts):
-                if not known:  # the block is in the processor's cache for both
+                if not unchanged:  # the block is in the processor's cache for both
                     hashed.update(block)
                 file.write(block)
                 done += len(block)
@@ -99,7 +109,7 @@ def write(value: Any, directory: Path, known: Sequence[Path] = ()) -> tuple[Piec
         raise
     finally:
         temporary.unlink(missing_ok=True)
-    return Piece(hashed.hexdigest(), size), True
+    return Piece(hashed.hexdigest(), size, sample), True
 
 
 def _parts(value: Any) -> list[bytes | memoryview]:
@@ -120,6 +130,15 @@ def _blocks(parts: Sequence[bytes | memoryview]) -> Iterator[memoryview]:
     for part in parts:
         for begin in range(0, len(part), _BLOCK):
             yield memoryview(part)[begin : begin + _BLOCK]
+
+
+def _sample(parts: Sequence[bytes | memoryview]) -> str:
+    hashed, step = hashlib.sha256(), max(_SAMPLE, sum(map(len, parts)) // _SAMPLES)
+    for part in parts:
+        hashed.update(len(part).to_bytes(_SIZE, "little"))
+        for begin in range(0, len(part), step):
+            hashed.update(part[begin : begin + _SAMPLE])
+    return hashed.hexdigest()[:32]
 
 
 def _linked(target: Path, parts: Sequence[bytes | memoryview], known: Sequence[Path]) -> bool:

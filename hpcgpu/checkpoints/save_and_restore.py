@@ -179,9 +179,9 @@ async def _save(client: Client, form: Any, futures: list[Future], to: Destinatio
         with Progress(to.quiet) as progress:
             for begin in range(0, len(futures), step):
                 writes = client.map(
-                    pieces.write,
+                    versions.write,
                     futures[begin : begin + step],
-                    directory=new.folder,
+                    folder=new.folder,
                     known=new.known,
                     key=f"{pieces.WRITES}-{secrets.token_hex(8)}",
                     priority=_PRIORITY,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import functools
 import json
 import os
 import platform
@@ -16,12 +17,15 @@ import re
 import secrets
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import dask
 import distributed
 
+from hpcgpu.checkpoints import pieces
 from hpcgpu.checkpoints.pieces import Piece
 from hpcgpu.errors import Damaged, OptionError
 from hpcgpu.options import values
@@ -113,6 +117,20 @@ def read(folder: Path) -> Version:
         if sizes.get(piece.digest) != piece.size:
             raise Damaged(f"{folder / piece.digest} is missing or damaged: it must have {piece.size} bytes")
     return version
+
+
+def write(value: Any, folder: Path, known: Sequence[Path]) -> tuple[Piece, bool]:
+    """Write a piece of a new version, if it is in none of the known folders. See `hpcgpu.checkpoints.pieces.write`."""
+    samples: frozenset[str] | None = None
+    with contextlib.suppress(OSError, Damaged):  # a program was killed before a version was complete
+        samples = frozenset().union(*map(_samples, known))
+    return pieces.write(value, folder, known, samples)
+
+
+@functools.lru_cache(maxsize=4)
+def _samples(folder: Path) -> frozenset[str]:
+    version = json_records.read(folder / _FILE, Version)
+    return frozenset(piece.sample for piece in version.pieces)
 
 
 def check(directory: Path) -> None:

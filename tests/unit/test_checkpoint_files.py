@@ -195,6 +195,29 @@ def test_the_newest_version_is_restored_although_a_network_filesystem_remembers_
     assert restored(client, place) == 2
 
 
+def test_a_change_anywhere_in_a_large_result_is_saved(client: Client, place: Path) -> None:
+    value = np.zeros(10_000_000, np.uint8)
+    save(client, client.submit(np.copy, value), place)
+    for position in (0, 5_000_000, 7_777_777, 9_999_999):
+        value[position] = 1
+        changed = client.submit(np.copy, value, pure=False)
+        assert save(client, changed, place).written > 10_000_000
+        assert save(client, [changed, changed], place).written < 10_000
+        assert restored(client, place)[0].result().nonzero()[0].tolist() == value.nonzero()[0].tolist()
+
+
+def test_a_version_of_an_earlier_release_has_no_samples(client: Client, place: Path) -> None:
+    save(client, client.submit(pow, 2, 3), place)
+    file = place / "000001" / "checkpoint.json"
+    content = json.loads(file.read_text())
+    for piece in [content["structure"], *content["pieces"]]:
+        del piece["sample"]
+    file.write_text(json.dumps(content))
+    assert restored(client, place).result() == 8
+    save(client, client.submit(pow, 2, 3), place)
+    assert restored(client, place).result() == 8
+
+
 @pytest.mark.parametrize("keep", [0, -1, 1.5, "2", None, True])
 def test_how_many_versions_are_kept_must_be_a_whole_number(client: Client, place: Path, keep: Any) -> None:
     with pytest.raises(OptionError, match="checkpoint: keep must be "):
