@@ -1,0 +1,197 @@
+"""The next scheduler job waits before the walltime of the present one ends: `on_scheduler_end="restart"`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import hpcgpu
+from hpcgpu import LocalGPUCluster
+from hpcgpu.batch.base import JobState
+from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster.gpucluster import GPUCluster
+from hpcgpu.existing_clusters.lookup import locate
+from hpcgpu.scaling.scheduler_restarts import STANDBY
+from tests.conftest import live, told
+from tests.helpers import block_queue
+from tests.helpers import hpcgpu as command_line
+from tests.local.test_restarted_scheduler import GONE, PROGRAM, RESTART, Until, end_scheduler, live_names, queue_id
+
+pytestmark = pytest.mark.shows("A scheduler job that ends too early, and is restarted")
+
+EARLY = RESTART | {"scheduler": {"walltime": "4h"}}
+
+
+def ends_soon(queue: LocalQueue, job_id: str) -> None:
+    """Let the walltime of a running job end in a minute, as if it had run for long."""
+    with queue._locked():
+        job = queue._read(job_id)
+        assert job is not None
+        queue._write(replace(job, end=time.time() + 60))
+
+
+def reaches_walltime(queue: LocalQueue, job_id: str) -> None:
+    """End a running job as its walltime does."""
+    with queue._locked():
+        job = queue._read(job_id)
+        assert job is not None
+        os.kill(job.supervisor[0], signal.SIGTERM)
+        queue._write(replace(job, state=JobState.COMPLETING, verdict=JobState.TIMEOUT))
+
+
+def schedulers(cluster: GPUCluster) -> list[str]:
+    """The names of all scheduler jobs that were ever submitted."""
+    return [submit.name for submit in cluster.directory.submits() if submit.kind == "scheduler"]
+
+
+def waits_to_follow(cluster: GPUCluster, number: int = 2) -> bool:
+    """Whether the next scheduler job runs, and waits for the end of the present one."""
+    reasons = {job.name: job.reason for job in cluster.jobs if job.state == "running"}
+    return reasons.get(f"demo-scheduler{number}") == STANDBY
+
+
+def test_the_next_scheduler_job_waits_before_the_walltime_ends_and_takes_over(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(name="demo", jobs=1, **EARLY) as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers(1)
+        worker = queue_id(cluster, "demo-0")
+        for number in (2, 3):
+            present, last = schedulers(cluster)[-1], f"demo-scheduler{number}"
+            assert client.submit(pow, 2, number).result() == 2**number, "the present scheduler works"
+            ends_soon(queue, queue_id(cluster, present))
+            until(lambda number=number: waits_to_follow(cluster, number), "the next one waits")
+            [log] = cluster.directory.logs.glob(f"{last}-*")
+            until(lambda log=log: STANDBY in log.read_text(), "it says so")
+            assert client.submit(pow, 3, number).result() == 3**number, "the present one still works"
+            with told(GONE):
+                reaches_walltime(queue, queue_id(cluster, present))
+                until(lambda: cluster.status.name != "running", "it is noticed")
+        assert client.submit(pow, 2, 10).result() == 1024
+        cluster.wait_for_workers(1)
+        assert schedulers(cluster) == ["demo-scheduler", "demo-scheduler2", "demo-scheduler3"]
+        assert worker in live(queue) and live_names(cluster) == {"demo-0", "demo-scheduler3"}
+        bill = json.loads(command_line("report", "demo", "--json").stdout)
+        billed = sorted(job["name"] for job in bill["jobs"])
+        assert billed == ["demo-0", "demo-scheduler", "demo-scheduler2", "demo-scheduler3"], bill
+    assert live(queue) == []
+
+
+def test_a_next_scheduler_job_that_waits_in_the_queue_is_used_after_a_failure(
+    queue: LocalQueue, home: Path, until: Until, fake_gpus: None
+) -> None:
+    options = EARLY | {"scheduler": {"walltime": "4h", "gpus_per_node": 1}, "protocol": "tcp"}
+    with LocalGPUCluster(name="demo", jobs=1, **options) as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers(1)
+        blocker = block_queue(queue, home)
+        ends_soon(queue, queue_id(cluster, "demo-scheduler"))
+        until(lambda: "demo-scheduler2" in live_names(cluster), "the next one is in the queue")
+        shown = {line.split()[0]: line for line in command_line("status", "demo").stdout.splitlines() if line.split()}
+        assert "pending" in str(shown), shown
+        with told(GONE):
+            end_scheduler(client, signal.SIGKILL)
+            until(lambda: cluster.status.name != "running", "it is noticed")
+        assert live_names(cluster) == {"demo-0", "demo-scheduler2"}
+        queue.cancel([blocker])
+        assert client.submit(pow, 2, 5).result() == 32
+        cluster.wait_for_workers(1)
+        assert schedulers(cluster) == ["demo-scheduler", "demo-scheduler2"]
+    assert live(queue) == []
+
+
+@pytest.mark.parametrize("by", ["close", "stop", "detach"])
+def test_no_next_scheduler_job_is_left(queue: LocalQueue, until: Until, by: str) -> None:
+    cluster = LocalGPUCluster(name="demo", jobs=1, **EARLY)
+    cluster.wait_for_workers(1)
+    ends_soon(queue, queue_id(cluster, "demo-scheduler"))
+    until(lambda: waits_to_follow(cluster), "the next one waits")
+    shown = command_line("status", "demo").stdout
+    assert STANDBY in shown, shown
+    if by == "stop":
+        assert command_line("stop", "demo").returncode == 0
+    if by == "detach":
+        cluster.detach()
+        gone = queue_id(cluster, "demo-scheduler2")
+        until(lambda: gone not in live(queue), "it is cancelled")
+        assert len(live(queue)) == 2, "the cluster stays"
+        assert command_line("stop", "demo").returncode == 0
+    cluster.close()
+    assert live(queue) == []
+
+
+@pytest.mark.parametrize("scheduler", ["lives", "is killed too"])
+def test_a_program_that_takes_a_cluster_over_uses_the_next_scheduler_job_that_waits(
+    queue: LocalQueue, until: Until, scheduler: str
+) -> None:
+    program = PROGRAM.replace("**cpu", "**cpu, scheduler={'walltime': '4h'}, poll_interval=0.5")
+    argv = [sys.executable, "-c", program, "10m"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as manager:
+        assert manager.stdout is not None and manager.stdout.readline() == "ready\n"
+        with hpcgpu.connect("demo", quiet=True) as client:
+            pid = client.run_on_scheduler(os.getpid)
+        ends_soon(queue, queue.find("demo-scheduler")[0])
+        until(lambda: queue.find("demo-scheduler2"), "the next one is in the queue")
+        manager.kill()
+    before = live(queue)
+    if scheduler != "lives":
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: len(live(queue)) == 2, "the queue reports the end of the scheduler job")
+    with LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster, cluster.get_client() as client:
+        if scheduler == "lives":
+            assert waits_to_follow(cluster)
+            assert client.submit(pow, 2, 3).result() == 8
+            with told(GONE):
+                end_scheduler(client, signal.SIGKILL)
+                until(lambda: cluster.status.name != "running", "it is noticed")
+        assert client.submit(pow, 2, 5).result() == 32
+        cluster.wait_for_workers(1)
+        assert schedulers(cluster) == ["demo-scheduler", "demo-scheduler2"]
+        assert live(queue) == sorted({queue_id(cluster, "demo-0"), queue_id(cluster, "demo-scheduler2")} & set(before))
+    assert live(queue) == []
+
+
+def test_one_that_somebody_cancels_ends_nothing_and_another_one_takes_over(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(name="demo", jobs=1, **EARLY) as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers(1)
+        ends_soon(queue, queue_id(cluster, "demo-scheduler"))
+        until(lambda: waits_to_follow(cluster), "the next one waits")
+        with told("scheduler job demo-scheduler2, which should follow the present one .* cancelled"):
+            queue.cancel([queue_id(cluster, "demo-scheduler2")])
+        cluster.scale(jobs=2)  # a worker job that starts now looks for the scheduler
+        cluster.wait_for_workers(2)
+        until(lambda: waits_to_follow(cluster, 3), "another one waits")
+        with told(GONE):
+            end_scheduler(client, signal.SIGKILL)
+            until(lambda: cluster.status.name != "running", "it is noticed")
+        assert client.submit(pow, 2, 5).result() == 32
+        cluster.wait_for_workers(2)
+        assert live_names(cluster) == {"demo-0", "demo-1", "demo-scheduler3"}
+    assert live(queue) == []
+
+
+def test_it_takes_over_though_nobody_manages_the_cluster(queue: LocalQueue, until: Until) -> None:
+    program = PROGRAM.replace("**cpu", "**cpu, scheduler={'walltime': '4h'}, poll_interval=0.5")
+    argv = [sys.executable, "-c", program, "10m"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as manager:
+        assert manager.stdout is not None and manager.stdout.readline() == "ready\n"
+        ends_soon(queue, queue.find("demo-scheduler")[0])
+        until(lambda: queue.find("demo-scheduler2"), "the next one is in the queue")
+        manager.kill()
+    directory, ended = locate("demo"), queue.find("demo-scheduler")[0]
+    log = directory.logs / queue.log_name("demo-scheduler2", queue.find("demo-scheduler2")[0])
+    until(lambda: log.exists() and STANDBY in log.read_text(), "it waits")
+    worker = queue.find("demo-0")
+    reaches_walltime(queue, ended)
+    until(lambda: (contact := directory.contact()) is not None and contact.job_id != ended, "it takes over")
+    assert directory.has_ended(ended), "it has written that into the journal"
+    with hpcgpu.connect("demo", quiet=True) as client:
+        assert client.submit(pow, 2, 5).result() == 32
+    assert queue.find("demo-0") == worker, "the worker job has gone on"
+    assert command_line("stop", "demo").returncode == 0
+    assert live(queue) == []
