@@ -43,6 +43,8 @@ IN_PROCESS = "the scheduler in this process has ended: make a new cluster"
 _NOTICED = 3.0
 #: Seconds between two looks for the next scheduler.
 _INTERVAL = 1.0
+#: Requests that go to all workers there are, and how many seconds they wait for the first worker of the next scheduler.
+_FOR_WORKERS, _WORKERS_COME = ("broadcast", "scatter"), 60
 #: By the address of a scheduler: the functions that may return why it is gone.
 _explanations: dict[str, list[Callable[[], Awaitable[str]]]] = {}
 #: By the address of a scheduler: the function that waits for the next scheduler of its cluster.
@@ -188,11 +190,21 @@ class _NextScheduler:
         self.over = asyncio.Event()
         self._client = client
 
+    async def identity(self, **_: Any) -> dict[str, Any]:
+        """What a notebook shows of the client, and what `Client.wait_for_workers` polls, does not wait."""
+        none = {"workers": {}, "n_workers": 0, "total_threads": 0, "total_memory": 0}
+        return {**self._client._scheduler_identity, **none}
+
     def __getattr__(self, request: str) -> Callable[..., Awaitable[Any]]:
         async def wait_and_send(**arguments: Any) -> Any:
-            await self.over.wait()
+            limit = arguments.get("timeout")
+            async with asyncio.timeout(limit if isinstance(limit, (int, float)) else None):
+                await self.over.wait()
             if self._client.scheduler is None:
                 raise CommClosedError(f"the client was closed before there was a scheduler for its request {request}")
+            if request in _FOR_WORKERS and not arguments.get("workers"):
+                with suppress(TimeoutError):
+                    await self._client._wait_for_workers(1, timeout=_WORKERS_COME)
             return await getattr(self._client.scheduler, request)(**arguments)
 
         return wait_and_send

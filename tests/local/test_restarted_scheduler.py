@@ -15,7 +15,7 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client
+from distributed import Client, Variable
 from distributed.client import FutureCancelledError
 from distributed.comm import CommClosedError
 from fake_pbs import Site
@@ -110,7 +110,14 @@ def test_requests_of_a_client_wait_for_the_next_scheduler(queue: LocalQueue, hom
             with pytest.raises(FutureCancelledError, match=GONE):
                 lost.result(timeout=60)
             datasets, pid = threads.submit(client.list_datasets), threads.submit(client.run_on_scheduler, os.getpid)
+            runs = threads.submit(client.run, os.getpid)
+            with pytest.raises(TimeoutError):
+                client.wait_for_workers(1, timeout=0.2)
+            with pytest.raises(TimeoutError):
+                Variable("result", client).get(timeout=0.2)
+            assert "Client" in client._repr_html_(), "a notebook shows it"
             client.upload_file(str(module))
+            assert len(runs.result()) == 1, "a call on all workers waits for a worker"
             assert datasets.result() == () and pid.result() == client.run_on_scheduler(os.getpid)
         assert client.submit(lambda: __import__("of_the_user").number).result() == 7
 
