@@ -11,7 +11,7 @@ import hashlib
 import os
 import pickle
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ class Piece:
 
 
 def write(
-    value: Any, directory: Path, known: Sequence[Path] = (), samples: Collection[str] | None = None
+    value: Any, directory: Path, known: Sequence[Path] = (), samples: Mapping[str, str] | None = None
 ) -> tuple[Piece, bool]:
     """Write a value into a directory. It is there whole, or not at all.
 
@@ -70,9 +70,9 @@ def write(
     directory : Path
     known : sequence of Path
         Directories that may have the piece already. It becomes a hard link then.
-    samples : collection of str, optional
-        Those of all pieces that these directories have, if that is known. A piece with another sample is hashed while
-        it is written, which takes less time.
+    samples : mapping, optional
+        The digests of all pieces that these directories have, by sample; empty for a sample of several pieces. If this
+        is given, a value is mostly not hashed before it is written or found there.
 
     Raises
     ------
@@ -83,17 +83,18 @@ def write(
         raise TypeError("an actor cannot be saved: save what its methods return")
     parts = _parts(value)
     hashed, size, sample = hashlib.sha256(), sum(map(len, parts)), _sample(parts)
-    if unchanged := bool(known) and (samples is None or sample in samples):  # probably
+    old = samples.get(sample) if samples is not None else "" if known else None
+    if old == "":
         for block in _blocks(parts):
             hashed.update(block)
-        if _linked(directory / hashed.hexdigest(), parts, known):
-            return Piece(hashed.hexdigest(), size, sample), False
+    if old is not None and _linked(directory / (digest := old or hashed.hexdigest()), parts, known):
+        return Piece(digest, size, sample), False
     temporary = directory / f".{secrets.token_hex(8)}"
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             done = begun = 0
             for block in _blocks(parts):
-                if not unchanged:  # the block is in the processor's cache for both
+                if old != "":  # the block is in the processor's cache for both
                     hashed.update(block)
                 file.write(block)
                 done += len(block)
@@ -150,6 +151,7 @@ def _linked(target: Path, parts: Sequence[bytes | memoryview], known: Sequence[P
         there = directory / target.name
         with contextlib.suppress(OSError):
             with checked_files.opened(there) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
                 if any(file.read(len(block)) != bytes(block) for block in _blocks(parts)) or file.read(1):
                     continue
             if directory != target.parent:

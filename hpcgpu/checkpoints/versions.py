@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import itertools
 import json
 import os
 import platform
@@ -121,16 +122,22 @@ def read(folder: Path) -> Version:
 
 def write(value: Any, folder: Path, known: Sequence[Path]) -> tuple[Piece, bool]:
     """Write a piece of a new version, if it is in none of the known folders. See `hpcgpu.checkpoints.pieces.write`."""
-    samples: frozenset[str] | None = None
+    samples: dict[str, str] | None = None
     with contextlib.suppress(OSError, Damaged):  # a program was killed before a version was complete
-        samples = frozenset().union(*map(_samples, known))
+        files = [other / _FILE for other in known]
+        found = [_samples(file, file.stat().st_mtime_ns) for file in files]
+        samples = dict(itertools.chain.from_iterable(each.items() for each in found))
     return pieces.write(value, folder, known, samples)
 
 
 @functools.lru_cache(maxsize=4)
-def _samples(folder: Path) -> frozenset[str]:
-    version = json_records.read(folder / _FILE, Version)
-    return frozenset(piece.sample for piece in version.pieces)
+def _samples(file: Path, changed: int) -> dict[str, str]:
+    """Return the digests of the pieces of a version, by sample; empty for a sample of several pieces."""
+    found: dict[str, str] = {}
+    for piece in json_records.read(file, Version).pieces:
+        if found.setdefault(piece.sample, piece.digest) != piece.digest:
+            found[piece.sample] = ""
+    return found
 
 
 def check(directory: Path) -> None:
