@@ -344,9 +344,10 @@ def check_alone(directory: ClusterDirectory, job_id: str) -> None:
     LaunchError
         Another job runs its scheduler, or this job is not to do that any more.
     """
-    for own in directory.submits():
-        if own.job_id == job_id:
-            check_wanted(own)
+    with contextlib.suppress(OSError):  # a filesystem that fails for a moment proves nothing
+        for own in directory.submits():
+            if own.job_id == job_id:
+                check_wanted(own)
     contact, name = directory.contact(), directory.path.name
     if contact is None or contact.job_id == job_id:
         return

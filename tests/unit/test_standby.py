@@ -265,3 +265,14 @@ def test_a_filesystem_that_fails_for_a_while_does_not_end_a_job_that_follows(
         broken.setattr(ClusterDirectory, "submits", stale)
         with pytest.raises(LaunchError, match=r"have not been readable for 10 min: .*Stale file handle"):
             standby.wait_until_alone(waiting, Queue(), OWN)
+
+
+def test_a_filesystem_that_fails_for_a_moment_does_not_end_a_scheduler_that_starts(
+    waiting: ClusterDirectory, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(directory: ClusterDirectory) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    node.found = ConnectionResult.REFUSED
+    monkeypatch.setattr(ClusterDirectory, "submits", stale)
+    check_alone(waiting, "2")  # once more, before it publishes its contact
