@@ -209,7 +209,9 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
             now = time.monotonic()
             status = watch.poll(now=now)
             follows = (
-                status is not None and ended_too_early(status.state) and lost_scheduler.restarts_scheduler(directory)
+                status is not None
+                and ended_too_early(status.state)
+                and lost_scheduler.restarts_scheduler(directory, status.job_id)
             )
             if status is not None and status.state.ended and not follows:
                 log = saved_options.logs(directory) / batch.log_name(status.name, status.job_id)

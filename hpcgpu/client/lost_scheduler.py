@@ -27,6 +27,7 @@ from hpcgpu.scaling.scheduler_restarts import ended_too_early
 from hpcgpu.store import saved_options
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.present_scheduler import waits_to_follow
 
 #: Seconds that the answer may take: the queue reports the end of a job with a delay.
 _TIMEOUT = 25.0
@@ -128,7 +129,7 @@ def explain_loss_by_queue(contact: Contact, directory: ClusterDirectory) -> None
     address = contact.client
     explain_loss(address, lambda: end_in_queue(directory, contact.job_id))
     if address not in _successors:  # the manager of the cluster, if it is in this program, knows it sooner
-        follow(address, lambda: next_contact(directory, address))
+        follow(address, lambda: next_contact(directory, address, contact.job_id))
 
 
 async def next_address(address: str) -> str:
@@ -137,26 +138,40 @@ async def next_address(address: str) -> str:
     return await wait() if wait is not None else ""
 
 
-async def next_contact(directory: ClusterDirectory, address: str) -> str:
-    """Wait until a cluster has another scheduler, and return its address; empty if there is none, or this one lives."""
-    while await in_thread(restarts_scheduler, directory):
-        await asyncio.sleep(_INTERVAL)
+async def next_contact(directory: ClusterDirectory, address: str, job_id: str = "") -> str:
+    """Wait until a cluster has another scheduler, and return its address; empty if there is none, or this one lives.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    address : str
+        Of the last scheduler.
+    job_id : str, optional
+        The job of the last scheduler, if a program asks that does not manage the cluster.
+    """
+    while True:
+        if follows := await in_thread(restarts_scheduler, directory, job_id):
+            await asyncio.sleep(_INTERVAL)
         contact = await in_thread(directory.contact)
         if contact is not None and contact.client != address:
             explain_loss_by_queue(contact, directory)
             followed[contact.client] = directory.path
             return contact.client
-        if contact is not None and await in_thread(identify, contact, directory) is ConnectionResult.ACCEPTED:
-            break
-    return ""
+        lives = contact is not None and await in_thread(identify, contact, directory) is ConnectionResult.ACCEPTED
+        if lives or not follows:
+            return ""
 
 
-def restarts_scheduler(directory: ClusterDirectory) -> bool:
-    """Whether a program restarts the scheduler of a cluster; false if the cluster ends."""
+def restarts_scheduler(directory: ClusterDirectory, job_id: str) -> bool:
+    """Whether another scheduler follows that of a cluster, which ran in this job; false if the cluster ends.
+
+    A program restarts it, or has submitted the next scheduler job before it was killed.
+    """
     with suppress(HpcgpuError, OSError):
         settings, manager = saved_options.read(directory).options.cluster, directory.manager()
-        if settings.on_scheduler_end == "restart" and manager is not None and not manager.left:
-            return manager.lives is not False and not directory.closing and not ended_by_itself(directory)
+        if settings.on_scheduler_end == "restart" and not directory.closing and not ended_by_itself(directory):
+            managed = manager is not None and not manager.left and manager.lives is not False
+            return managed or waits_to_follow(directory.submits(), job_id)
     return False
 
 
@@ -256,7 +271,7 @@ def _end_in_queue(directory: ClusterDirectory, job_id: str) -> str:
             if status is not None and status.state.ended:
                 log = saved_options.logs(directory) / batch.log_name(status.name, status.job_id)
                 how = f"{status.state.value}: {explain(status, kind='scheduler')}. Log: {log}"
-                follows = ended_too_early(status.state) and restarts_scheduler(directory)
+                follows = ended_too_early(status.state) and restarts_scheduler(directory, job_id)
                 return loss(name, f"scheduler job {status.job_id} {how}", RESTARTED if follows else "")
             time.sleep(0.5)
         if directory.closing:

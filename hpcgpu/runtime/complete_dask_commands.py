@@ -66,7 +66,7 @@ def worker_command(
     if alone:
         arguments.restart_wait = None
     elif restart_wait is not None:
-        next_scheduler.watch(directory, contact.workers)
+        next_scheduler.watch(directory, contact)
     if not alone:
         retirement.begin()
     if own.warned:

@@ -29,6 +29,7 @@ from hpcgpu.runtime import stage
 from hpcgpu.runtime.scheduler_connection import ConnectionResult, identify
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.present_scheduler import waits_to_follow
 
 #: How often a scheduler that accepts a connection, and does nothing more, is tried again; seconds between two tries.
 _TRIES, _PAUSE = 5, 2.0
@@ -41,6 +42,8 @@ _LOST = "HPCGPU_SCHEDULER_LOST"
 #: Each SIGTERM that came while Dask waited for signals, and those that this process has sent to itself.
 _terminated: list[int] = []
 _own_signals: list[int] = []
+#: The jobs of the schedulers that the workers of this process have had.
+_served: list[str] = [""]
 
 
 def restart_wait(arguments: argparse.Namespace, directory: ClusterDirectory, own: OwnJob) -> float | None:
@@ -99,12 +102,13 @@ def notice_signals() -> None:
     signals.wait_for_signals = notices
 
 
-def watch(directory: ClusterDirectory, address: str) -> None:
+def watch(directory: ClusterDirectory, contact: Contact) -> None:
     """End the workers of this process when the cluster has another scheduler than this one: they may still start.
 
     A worker that has not connected yet would try to for `death_timeout`.
     """
-    threading.Thread(target=_watch, args=(directory, address), name="hpcgpu-scheduler", daemon=True).start()
+    _served.append(contact.job_id)
+    threading.Thread(target=_watch, args=(directory, contact.workers), name="hpcgpu-scheduler", daemon=True).start()
 
 
 def _watch(directory: ClusterDirectory, address: str) -> None:
@@ -155,7 +159,8 @@ def _follows(path: Path, address: str) -> bool:
         return False
     except (OSError, ValueError):  # a filesystem that fails for a moment proves nothing
         return True
-    if manager is None or manager.left:  # nobody submits another one
+    managed = manager is not None and not manager.left
+    if not managed and not waits_to_follow(directory.submits(), _served[-1]):  # no other one comes
         return False
     return contact is None or contact.workers != address or not _lives(contact, directory)
 

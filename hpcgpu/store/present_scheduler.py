@@ -37,6 +37,21 @@ def present_scheduler(submits: Iterable[Submit], served: str) -> Submit | None:
     return next(iter([*by_contact, *reversed(over), *reversed(there)]), None)
 
 
+def waits_to_follow(submits: Iterable[Submit], served: str) -> bool:
+    """Whether a scheduler job was submitted to follow that of the contact, and can still do it.
+
+    Parameters
+    ----------
+    submits : iterable of Submit
+        All jobs of the journal, in order.
+    served : str
+        The job of the contact.
+    """
+    there = [one for one in submits if one.kind == "scheduler" and not one.refused]
+    numbers = [number for number, one in enumerate(there) if one.job_id == served]
+    return any(not (one.ended or one.cancelled) for one in there[numbers[-1] + 1 :]) if numbers else False
+
+
 def _intended(submit: Submit) -> bool:
     state = state_named(submit.how.state) if submit.how is not None else JobState.UNKNOWN
     return state.ended and not ended_too_early(state)

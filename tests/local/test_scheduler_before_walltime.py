@@ -187,8 +187,10 @@ def test_it_takes_over_though_nobody_manages_the_cluster(queue: LocalQueue, unti
     log = directory.logs / queue.log_name("demo-scheduler2", queue.find("demo-scheduler2")[0])
     until(lambda: log.exists() and STANDBY in log.read_text(), "it waits")
     worker = queue.find("demo-0")
-    reaches_walltime(queue, ended)
-    until(lambda: (contact := directory.contact()) is not None and contact.job_id != ended, "it takes over")
+    with hpcgpu.connect("demo", quiet=True, set_as_default=False) as early:
+        reaches_walltime(queue, ended)
+        until(lambda: (contact := directory.contact()) is not None and contact.job_id != ended, "it takes over")
+        assert early.submit(pow, 2, 7).result() == 128, "a client goes on with it"
     assert directory.has_ended(ended), "it has written that into the journal"
     with hpcgpu.connect("demo", quiet=True) as client:
         assert client.submit(pow, 2, 5).result() == 32

@@ -18,7 +18,7 @@ from hpcgpu.store import create_directory
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.journal import End, Submit
-from hpcgpu.store.present_scheduler import present_scheduler
+from hpcgpu.store.present_scheduler import present_scheduler, waits_to_follow
 from tests.unit.simulated import Queue
 
 
@@ -33,6 +33,24 @@ def record(job_id: str, how: str = "", *, cancelled: bool = False, refused: bool
         cancelled=cancelled,
         how=end,
     )
+
+
+@pytest.mark.parametrize(
+    ("submits", "served", "waits"),
+    [
+        ([], "", False),
+        ([record("1")], "1", False),
+        ([record("1"), record("2")], "1", True),
+        ([record("1", "timeout"), record("2")], "1", True),
+        ([record("1"), record("2")], "2", False),
+        ([record("1"), record("2")], "", False),  # it has removed its contact, because it ends as intended
+        ([record("1"), record("2", "failed")], "1", False),
+        ([record("1"), record("2", cancelled=True), record("3")], "1", True),
+        ([record("1"), record("2", refused=True)], "1", False),
+    ],
+)
+def test_whether_a_job_waits_to_follow(submits: list[Submit], served: str, waits: bool) -> None:
+    assert waits_to_follow(submits, served) is waits
 
 
 @pytest.mark.parametrize(
@@ -103,7 +121,7 @@ def test_a_client_waits_for_the_present_scheduler(directory: ClusterDirectory, m
     monkeypatch.setattr("hpcgpu.client.connect.batch_of", lambda directory: there)
     monkeypatch.setattr("hpcgpu.client.connect.check_queue", lambda directory, batch: None)
     monkeypatch.setattr("hpcgpu.client.connect.answers", lambda contact, directory: False)
-    monkeypatch.setattr(lost_scheduler, "restarts_scheduler", lambda directory: True)
+    monkeypatch.setattr(lost_scheduler, "restarts_scheduler", lambda *_: True)
     with pytest.raises(TimeoutError):
         wait_for_contact(directory, timeout=0.5, quiet=True)
     there.jobs.update(queue(present=JobState.CANCELLED, following=JobState.PENDING).jobs)

@@ -106,7 +106,7 @@ async def test_another_program_at_its_port_is_no_scheduler(
         assert start_again._look(directory, contact.workers) is ConnectionResult.REFUSED
         check_alone(directory, "2")  # the next scheduler starts
         looks = iter([True, True, False])
-        monkeypatch.setattr(lost_scheduler, "restarts_scheduler", lambda _: next(looks))
+        monkeypatch.setattr(lost_scheduler, "restarts_scheduler", lambda *_: next(looks))
         monkeypatch.setattr(lost_scheduler, "_INTERVAL", 0)
         assert await lost_scheduler.next_contact(directory, contact.client) == ""
         assert next(looks, None) is None, "the client waits for the next one"
