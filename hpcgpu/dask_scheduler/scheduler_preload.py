@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler
 
 
-def publish(
+def publish_contact(
     scheduler: Scheduler,
     directory: ClusterDirectory,
     *,
@@ -85,7 +85,7 @@ async def dask_setup(scheduler: Scheduler) -> None:
         if kept := Kept.read(directory):
             extension.setup = asyncio.create_task(_restore(scheduler, directory, extension, kept))
         else:
-            _publish(scheduler, directory, extension)
+            _begin_service(scheduler, directory, extension)
 
 
 @contextmanager
@@ -126,10 +126,10 @@ async def _restore(scheduler: Scheduler, directory: ClusterDirectory, extension:
         await scheduler  # it has started
         await in_thread(kept.give, scheduler, directory)
         await in_thread(check_alone, directory, os.environ["HPCGPU_SCHEDULER_JOB"])  # it took seconds
-        _publish(scheduler, directory, extension)
+        _begin_service(scheduler, directory, extension)
 
 
-def _publish(scheduler: Scheduler, directory: ClusterDirectory, extension: Extension) -> None:
+def _begin_service(scheduler: Scheduler, directory: ClusterDirectory, extension: Extension) -> None:
     """Publish the contact, and begin what needs no hurry.
 
     Raises
@@ -140,7 +140,7 @@ def _publish(scheduler: Scheduler, directory: ClusterDirectory, extension: Exten
     assert extension.datasets is not None
     assert extension.manager_process is not None
     try:
-        publish(
+        publish_contact(
             scheduler,
             directory,
             job_id=os.environ["HPCGPU_SCHEDULER_JOB"],

@@ -16,7 +16,7 @@ from distributed.utils import silence_logging_cmgr
 from hpcgpu.client import lost_scheduler
 from hpcgpu.dask_scheduler.published_datasets import PublishedDatasets
 from hpcgpu.dask_scheduler.scheduler_extension import install
-from hpcgpu.dask_scheduler.scheduler_preload import publish
+from hpcgpu.dask_scheduler.scheduler_preload import publish_contact
 from hpcgpu.fabric import interface_addresses
 from hpcgpu.jobs.job import Job
 from hpcgpu.options.shared_options_and_defaults import Options
@@ -58,7 +58,9 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
         extension.usage.keep(self._directory, None)
         extension.datasets = PublishedDatasets(self, self._directory)
         extension.datasets.begin()
-        self.contact = publish(self, self._directory, job_id="", fabric="the scheduler runs in the client's process")
+        self.contact = publish_contact(
+            self, self._directory, job_id="", fabric="the scheduler runs in the client's process"
+        )
         return self
 
     async def close(self, *arguments: Any, **options: Any) -> None:

@@ -436,7 +436,7 @@ async def test_a_scheduler_publishes_a_dashboard_that_others_reach_and_removes_i
     monkeypatch.setenv("HPCGPU_CLUSTER_DIRECTORY", str(directory.path))
     arguments = {"dashboard": False, "dashboard_address": ":0"}  # it listens on all interfaces
     async with Scheduler(host="127.0.0.1", port=0, **arguments) as scheduler:
-        contact = scheduler_preload.publish(scheduler, directory, job_id="1", fabric="TCP")
+        contact = scheduler_preload.publish_contact(scheduler, directory, job_id="1", fabric="TCP")
         assert contact.dashboard.startswith("127.0.0.1:") and directory.contact() == contact
         file = directory.path / "scheduler.json"
         assert json.loads(file.read_text())["address"] == contact.client
@@ -450,7 +450,7 @@ async def test_a_scheduler_publishes_a_dashboard_that_others_reach_and_removes_i
 
 async def test_workers_and_clients_get_the_address_of_their_own_listener(directory: ClusterDirectory) -> None:
     async with Scheduler(host=["127.0.0.1", "127.0.0.2"], port=[0, 0], dashboard=False) as scheduler:
-        contact = scheduler_preload.publish(scheduler, directory, job_id="1", fabric="TCP")
+        contact = scheduler_preload.publish_contact(scheduler, directory, job_id="1", fabric="TCP")
     assert contact.workers.startswith("tcp://127.0.0.1:"), "in their fast network"
     assert contact.client.startswith("tcp://127.0.0.2:"), "in the network that login nodes reach"
 
