@@ -23,8 +23,9 @@ _BACKOFF = (0.0, 10.0, 30.0, 60.0, 300.0)
 #: When a pause ends, for a fixed size and for adaptive scaling.
 _AGAIN = "until you scale or adapt the group again"
 _AGAIN_ADAPTIVE = "until you scale or adapt the group again, or call cluster.adaptive.resume()"
-#: Refused submissions in a row after which nothing more is submitted.
-_REFUSALS = 5
+#: Refused submissions in a row after which nothing more is submitted: at first, and if the queue has accepted such a
+#: job before. Then nothing is wrong with the job: Slurm refuses it while its nodes are down, for example.
+_REFUSALS, _LATER_REFUSALS = 5, 30
 #: Most nodes that are avoided; the oldest is removed first.
 _EXCLUDED = 8
 #: Seconds after which a submit is tried again although a site's limit on jobs was reached, if no job ended before.
@@ -90,6 +91,8 @@ class Failures:
         Jobs that may fail in a row and be replaced.
     failed, refused, short : int
         Jobs that failed, submits that were refused, and times that running jobs lost workers, in a row.
+    accepted : bool
+        Whether the queue has accepted a job of the group.
     next_try : float
         Epoch seconds before which nothing is submitted.
     paused : str
@@ -108,6 +111,7 @@ class Failures:
     failed: int = 0
     refused: int = 0
     short: int = 0
+    accepted: bool = False
     next_try: float = 0.0
     paused: str = ""
     full: str = ""
@@ -160,7 +164,7 @@ class Failures:
         """Record a submission that was refused."""
         self.refused += 1
         self._back_off(self.refused, now)
-        if for_good or self.refused >= _REFUSALS:
+        if for_good or self.refused >= (_LATER_REFUSALS if self.accepted else _REFUSALS):
             several = self.refused > 1
             times = f"{self.refused} submissions in a row were refused" if several else "a submission was refused"
             self.paused = f"{times}, so nothing more is submitted {self.again}. The last one: {words}"
@@ -180,7 +184,7 @@ class Failures:
 
     def submitted(self) -> None:
         """Record an accepted submit."""
-        self.refused = 0
+        self.refused, self.accepted = 0, True
 
     def time_passed(self, *, now: float) -> None:
         """Try a full site again after a while."""

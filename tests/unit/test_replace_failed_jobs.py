@@ -89,6 +89,18 @@ def test_five_refused_submits_in_a_row_are_enough_and_one_that_is_refused_for_go
     assert failures.paused == f"a submission was refused, {again}. The last one: Invalid account"
 
 
+def test_a_group_whose_jobs_were_accepted_tries_for_two_hours() -> None:
+    failures, now = Failures(restarts=3), 0.0
+    failures.submitted()
+    for i in range(29):
+        failures.submit_refused("Requested node configuration is not available", for_good=False, now=now)
+        assert not failures.paused, i
+        now = failures.next_try
+    assert now > 7000
+    failures.submit_refused("Requested node configuration is not available", for_good=False, now=now)
+    assert "30 submissions in a row were refused" in failures.paused
+
+
 def test_a_full_site_is_tried_again_when_a_job_ends_or_after_a_while() -> None:
     failures = Failures(restarts=3)
     failures.site_is_full("QOSMaxSubmitJobPerUserLimit", now=0.0)
