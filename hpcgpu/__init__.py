@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hpcgpu.client.hold import HeldWorker as HeldWorker
     from hpcgpu.client.hold import HeldWorkers as HeldWorkers
     from hpcgpu.client.hold import hold as hold
+    from hpcgpu.client.replay import replay as replay
     from hpcgpu.client.upload_package import upload_package as upload_package
     from hpcgpu.cluster.gpucluster import GPUCluster as GPUCluster
     from hpcgpu.cluster.system_classes import LocalGPUCluster as LocalGPUCluster
@@ -48,6 +49,7 @@ _HOMES = {
     "checkpoint": "hpcgpu.checkpoints.save_and_restore",
     "connect": "hpcgpu.client.connect",
     "hold": "hpcgpu.client.hold",
+    "replay": "hpcgpu.client.replay",
     "restore": "hpcgpu.checkpoints.save_and_restore",
     "snapshot": "hpcgpu.existing_clusters.snapshot",
     "upload_package": "hpcgpu.client.upload_package",
@@ -69,6 +71,7 @@ __all__ = [
     "checkpoint",
     "connect",
     "hold",
+    "replay",
     "restore",
     "snapshot",
     "upload_package",

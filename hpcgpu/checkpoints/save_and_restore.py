@@ -6,7 +6,7 @@ import asyncio
 import functools
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -231,8 +231,24 @@ async def _restore(client: Client, directory: Path, resources: Mapping[str, floa
     raise CheckpointError(". ".join(problems) or f"there is no checkpoint {directory}")
 
 
-async def load(client: Client, folder: Path, resources: Mapping[str, float] | None = None) -> tuple[Any, list[Future]]:
+async def load(
+    client: Client,
+    folder: Path,
+    resources: Mapping[str, float] | None = None,
+    *,
+    known: Container[Any] | None = None,
+) -> tuple[Any, list[Future]]:
     """Return the data of a version, and its futures, which are not waited for.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    folder : Path
+        Of the version.
+    resources : mapping, optional
+        The Dask resources that a worker must have to read a result.
+    known : container, optional
+        The keys that the cluster has. What was saved with other keys gets those. Default: all results get new keys.
 
     Raises
     ------
@@ -256,7 +272,7 @@ async def load(client: Client, folder: Path, resources: Mapping[str, float] | No
         futures.extend(submitted)
         return submitted
 
-    return structure.put_together(form, submit), futures
+    return structure.put_together(form, submit, known=known), futures
 
 
 def _structure(folder: Path) -> tuple[Version, Any]:

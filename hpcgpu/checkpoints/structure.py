@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import io
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,15 @@ class _Collection:
 
 @dataclass(frozen=True)
 class _Result:
-    """The place of a future."""
+    """The place of a future.
+
+    Attributes
+    ----------
+    key : object
+        The key of the future.
+    """
+
+    key: Any = None
 
 
 def take_apart(data: Any, client: Client) -> tuple[Any, list[Future]]:
@@ -58,7 +66,7 @@ def take_apart(data: Any, client: Client) -> tuple[Any, list[Future]]:
     def keep(leaf: Any) -> Any:
         if isinstance(leaf, Future):
             futures.append(leaf)
-            return _Result()
+            return _Result(leaf.key)
         if not is_dask_collection(leaf):
             return leaf
         persisted = client.persist(leaf)
@@ -70,7 +78,9 @@ def take_apart(data: Any, client: Client) -> tuple[Any, list[Future]]:
     return _each(data, keep), futures
 
 
-def put_together(structure: Any, submit: Callable[[Sequence[Any]], list[Future]]) -> Any:
+def put_together(
+    structure: Any, submit: Callable[[Sequence[Any]], list[Future]], *, known: Container[Any] | None = None
+) -> Any:
     """Return the data of a structure.
 
     Parameters
@@ -78,14 +88,20 @@ def put_together(structure: Any, submit: Callable[[Sequence[Any]], list[Future]]
     structure : object
     submit : callable
         Returns futures with these keys, for the next results in order.
+    known : container, optional
+        The keys that Dask has. What was saved with other keys gets those. Default: all get new keys.
     """
     suffix = secrets.token_hex(8)  # Dask may have results with the keys of the original data
 
     def rebuilt(leaf: Any) -> Any:
         if isinstance(leaf, _Result):
-            return submit([f"restored-{secrets.token_hex(16)}"])[0]
+            old = leaf.key is not None and known is not None and leaf.key not in known
+            return submit([leaf.key if old else f"restored-{secrets.token_hex(16)}"])[0]
         if not isinstance(leaf, _Collection):
             return leaf
+        if known is not None and not any(key in known for key in leaf.keys):
+            rebuild, arguments = leaf.empty.__dask_postpersist__()
+            return rebuild(dict(zip(leaf.keys, submit(leaf.keys), strict=True)), *arguments)
         keys = [_renamed(key, suffix) for key in leaf.keys]
         rebuild, arguments = leaf.empty.__dask_postpersist__()
         options: dict[str, Any] = {}

@@ -18,6 +18,9 @@ from distributed.client import FutureCancelledError
 from distributed.comm import CommClosedError
 
 from hpcgpu.batch.reasons import explain
+from hpcgpu.client import held_futures
+from hpcgpu.client.held_futures import HeldFutures
+from hpcgpu.display.warn import warn
 from hpcgpu.errors import BatchError, HpcgpuError
 from hpcgpu.existing_clusters.lookup import batch_of
 from hpcgpu.existing_clusters.query_jobs import ended_by_itself
@@ -42,6 +45,10 @@ _NOT_KNOWN = "the connection to the scheduler is broken: run your work again"
 IN_PROCESS = "the scheduler in this process has ended: make a new cluster"
 #: Seconds in which a client that fetches results notices that its scheduler is gone.
 _NOTICED = 3.0
+#: The same in a block of `replay`: a node that is switched off breaks the connections of a client one after the other.
+_NOTICED_BY_ALL = 15.0
+#: Seconds that the next scheduler may take to answer.
+_CONNECT = 30.0
 #: Seconds between two looks for the next scheduler.
 _INTERVAL = 1.0
 #: Requests that go to all workers there are, and how many seconds they wait for the first worker of the next scheduler.
@@ -90,21 +97,7 @@ def explain_loss(address: str, why: Callable[[], Awaitable[str]]) -> None:
     reconnect, handle_report, gather_remote = Client._reconnect, Client._handle_report, Client._gather_remote
 
     async def explain_and_reconnect(self: Client) -> Any:
-        gone, waiting = self.scheduler, _NextScheduler(self)
-        if gone.address in _successors:
-            self.scheduler = waiting
-        try:
-            await _cancel_all(self, always=True)
-            if address := await next_address(gone.address):
-                self.scheduler = self.rpc(address)
-                await _connect_to_next(self, reconnect)
-            else:
-                self.scheduler = gone
-                await reconnect(self)
-        finally:
-            if self.scheduler is waiting:
-                self.scheduler = gone
-            waiting.over.set()
+        await _follow(self, reconnect)
 
     async def explain_at_the_end(self: Client) -> Any:
         await handle_report(self)
@@ -116,7 +109,10 @@ def explain_loss(address: str, why: Callable[[], Awaitable[str]]) -> None:
         try:
             return await gather_remote(self, *arguments)
         except OSError as error:
-            if await _is_gone(self) and (reason := await _reason(address)):
+            if held_futures.of(self) is not None:
+                if self.scheduler.address != address or await _is_gone(self, _NOTICED_BY_ALL):
+                    return {"status": "error", "keys": []}  # it waits for the futures again
+            elif await _is_gone(self) and (reason := await _reason(address)):
                 raise FutureCancelledError("a result", _GONE, reason) from error
             raise
 
@@ -225,20 +221,64 @@ class _NextScheduler:
         return wait_and_send
 
 
-async def _connect_to_next(client: Client, reconnect: Callable[[Client], Awaitable[Any]]) -> None:
-    """Connect a client to the next scheduler of its cluster. What was submitted meanwhile goes there."""
-    new = dict(client.futures)
-    client.futures.clear()  # distributed cancels those that it finds at the beginning
-    connecting = asyncio.ensure_future(reconnect(client))
-    await asyncio.sleep(0)
-    client.futures.update(new)
-    await connecting
+async def _follow(client: Client, reconnect: Callable[[Client], Awaitable[Any]]) -> None:
+    """Connect again: to the next scheduler of the cluster if there is one. What is submitted meanwhile goes there."""
+    last, waiting, held = client.scheduler, _NextScheduler(client), held_futures.of(client)
+    if last.address in _successors:
+        client.scheduler = waiting
+    try:
+        if held is not None:
+            held.begin()
+        else:
+            await _cancel_all(client, always=True)
+        while address := await next_address(last.address):
+            client.scheduler = last = client.rpc(address)
+            if await _connects(client):
+                if held is not None:
+                    await _submit_again(client, held, waiting.address)
+                return
+            client.scheduler = waiting
+        if held is not None:
+            await _cancel_all(client, always=True)
+            held.end()
+        client.scheduler = last
+        await reconnect(client)
+    finally:
+        if client.scheduler is waiting:
+            client.scheduler = last
+        waiting.over.set()
+        if held is not None:
+            held.end()
 
 
-async def _is_gone(client: Client) -> bool:
+async def _connects(client: Client) -> bool:
+    """Connect a client to the next scheduler of its cluster; return whether that answers. The futures stay."""
+    ended, client.scheduler_comm = client.scheduler_comm, None
+    with suppress(OSError, ImportError):
+        await client._ensure_connected(timeout=_CONNECT)
+        return True
+    client.scheduler_comm = ended
+    return False
+
+
+async def _submit_again(client: Client, held: HeldFutures, ended: str) -> None:
+    """Submit what a client holds to the next scheduler, and say what that is."""
+    try:
+        plan = await held.submit_again()
+    except OSError:  # the next scheduler has ended, too: the client notices that
+        return
+    if plan.lost:
+        reason = await _reason(ended) or _NOT_KNOWN
+        for key, why in plan.lost.items():
+            held.cancel(key, _GONE, f"it is not submitted again, because {why}\n{reason}")
+    if text := str(plan):
+        warn(f"replay, after the end of the scheduler at {ended}: {text}")
+
+
+async def _is_gone(client: Client, within: float = _NOTICED) -> bool:
     """Whether a client has lost its scheduler. The client notices that soon after one of its requests has failed."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(_NOTICED):
+        async with asyncio.timeout(within):
             while client.status == "running" and client.scheduler_comm and not client.scheduler_comm.closed():
                 await asyncio.sleep(0.05)
             return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from distributed import Future, futures_of
 
 from hpcgpu.checkpoints import save_and_restore, versions
 from hpcgpu.checkpoints.save_and_restore import KEEP, Checkpoint, Destination
+from hpcgpu.client import held_futures
+from hpcgpu.client.connect import directory_of
+from hpcgpu.client.replay import check
 from hpcgpu.cluster.cluster_inspection import ClusterInspection
 from hpcgpu.errors import OptionError
 from hpcgpu.options import values
@@ -84,6 +88,29 @@ class SavedResults(ClusterInspection):
         """
         place, quiet = self._checkpoint_directory(path), self.options.cluster.quiet
         return self._with_client([], save_and_restore.restore, place, name=name, resources=resources, quiet=quiet)
+
+    def replay(self) -> AbstractContextManager[None]:
+        """Let the futures of a block outlive the scheduler: ``with cluster.replay():``.
+
+        If the scheduler ends and another one follows it, what the clients of this program hold then and have submitted
+        in the block is submitted again, under the same keys. See `hpcgpu.replay`.
+
+        Returns
+        -------
+        context manager
+            ``with``, also for an asynchronous cluster.
+
+        Raises
+        ------
+        OptionError
+            The cluster does not have ``on_scheduler_end="restart"``.
+        ClusterError
+            The cluster has failed, or was closed.
+        """
+        self._check_usable()
+        check(self.options.cluster.on_scheduler_end)
+        path = self.directory.path
+        return held_futures.keep(lambda client: client.cluster is self or directory_of(client) == path)
 
     def _checkpoint_directory(self, path: str | Path | None) -> str | Path:
         if (place := path or self.options.cluster.checkpoint_directory) is None:

@@ -53,14 +53,17 @@ class Kept:
 
 
 def _publish(client: Client, dataset: SavedDataset) -> None:
-    """Publish the newest version of a dataset that can be read."""
+    """Publish the newest version of a dataset that can be read.
+
+    Its results get the keys that they had, so that a program that holds them finds them.
+    """
     from hpcgpu.checkpoints import versions
     from hpcgpu.checkpoints.save_and_restore import load
 
     for folder in versions.numbered(Path(dataset.checkpoint)):
         try:
             versions.check(folder.parent)
-            data, _ = client.sync(load, client, folder)
+            data, _ = client.sync(load, client, folder, known=set(client.who_has()))
             client.publish_dataset(data, name=dataset.name)
         except Exception as error:
             logger.warning("hpcgpu: cannot publish dataset %s again from %s: %r", dataset.name, folder, error)

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import dask
+import numpy as np
 import pytest
 from canary import canary
 from distributed import Client, Future, Scheduler, Worker
@@ -22,7 +23,8 @@ from distributed.security import Security
 from tornado.netutil import bind_sockets
 from tornado.tcpserver import TCPServer
 
-from hpcgpu.client import lost_scheduler
+import hpcgpu
+from hpcgpu.client import held_futures, lost_scheduler
 from hpcgpu.fabric import (
     authenticated_tcp,
     tls_connections,
@@ -282,4 +284,65 @@ async def test_a_client_goes_on_with_another_scheduler(monkeypatch: pytest.Monke
             assert await asyncio.wait_for(early.result(), TIMEOUT) == 2, "what was submitted meanwhile"
             assert await asyncio.wait_for(client.submit(abs, -3).result(), TIMEOUT) == 3
             assert (await client.scheduler.identity())["address"] == second.address
+    await first.close()
+
+
+REPLACED = (
+    *("_reconnect", "_handle_report", "_gather_remote"),
+    *("_send_to_scheduler", "_send_to_scheduler_safe", "submit", "map"),
+)
+
+
+async def address_after(event: asyncio.Event, of: list[Scheduler]) -> str:
+    await event.wait()
+    return str(of[0].address)
+
+
+@canary
+async def test_what_a_client_holds_is_submitted_again_to_another_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in REPLACED:  # put back at the end
+        monkeypatch.setattr(Client, name, getattr(Client, name))
+    follows, following = asyncio.Event(), list[Scheduler]()
+
+    async def breaks(**_: Any) -> None:
+        client.scheduler_comm.comm.abort()
+        raise CommClosedError("Stream is closed")
+
+    first = await Scheduler(port=0, host="127.0.0.1", dashboard=False)
+    lost_scheduler.explain_loss(first.address, lambda: address_after(follows, following))
+    lost_scheduler.follow(first.address, lambda: address_after(follows, following))
+    async with (
+        Scheduler(port=0, host="127.0.0.1", dashboard=False) as second,
+        Client(first.address, asynchronous=True, set_as_default=False) as client,
+    ):
+        following.append(second)
+        with held_futures.keep(lambda one: one is client):
+            async with Worker(first.address, nthreads=1, dashboard=False):
+                array = np.arange(1000)
+                released, total = client.map(abs, [-1, -2]), client.submit(np.sum, array)
+                depends, both = client.submit(sum, released), client.submit(sum, [total, 1], priority=3, retries=2)
+                del released
+                assert await client.gather([depends, both]) == [3, 499501]
+                array[:] = 0
+                with pytest.warns(hpcgpu.ClusterWarning, match="with pure=False do not run again"):
+                    impure = client.submit(abs, -3, pure=False)
+                # below what hpcgpu replaces, because an earlier test of this process may have let it do so
+                monkeypatch.setattr(client.scheduler, "gather", breaks, raising=False)
+                fetching = asyncio.ensure_future(client.gather([depends, both]))
+                while client.status == "running":
+                    await asyncio.sleep(0.01)
+                later = client.submit(sum, [depends, both])
+                follows.set()
+            async with Worker(second.address, nthreads=1, dashboard=False):
+                assert await asyncio.wait_for(fetching, TIMEOUT) == [3, 499501], "as it was submitted"
+                assert await asyncio.wait_for(later.result(), TIMEOUT) == 499504
+                with pytest.raises(FutureCancelledError, match="it was submitted with pure=False"):
+                    await asyncio.wait_for(impure.result(), TIMEOUT)
+                assert second.tasks[both.key].annotations == {"priority": 3, "retries": 2}
+                held = {key for key, task in second.tasks.items() if task.who_wants}
+                assert held == {depends.key, both.key, later.key, total.key}, "all else is released"
+            del total, later, depends, both
+            while len(held_futures.of(client)._calls) > 1:  # type: ignore[union-attr]
+                await asyncio.sleep(0.01)
+        assert held_futures.of(client) is None
     await first.close()

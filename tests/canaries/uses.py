@@ -84,6 +84,12 @@ def _client(name: str, why: str, kind: Kind = Kind.REPLACED) -> Use:
     return Use(f"distributed.client.Client.{name}", "distributed", kind, why, ("hpcgpu.client.lost_scheduler",), _LOST)
 
 
+def _held(name: str, why: str, kind: Kind = Kind.REPLACED, *modules: str) -> Use:
+    """Return what submits the futures of a client to another scheduler."""
+    canary, modules = "test_what_a_client_holds_is_submitted_again_to_another_scheduler", modules or ("held_futures",)
+    return Use(name, name.partition(".")[0], kind, why, tuple(f"hpcgpu.client.{one}" for one in modules), canary)
+
+
 def _signals(module: str, distribution: str) -> Use:
     """Return what a worker's program does when it gets a signal."""
     canary = f"test_{distribution.replace('-', '_')}_waits_for_signals_by_the_function_that_hpcgpu_replaces"
@@ -196,6 +202,34 @@ USES: tuple[Use, ...] = (
         ("hpcgpu.client.lost_scheduler",),
         "test_a_client_goes_on_with_another_scheduler",
     ),
+    _held(
+        "distributed.client.Client._send_to_scheduler", "keeps the graphs that a client submits, until it releases them"
+    ),
+    _held("distributed.client.Client._send_to_scheduler_safe", "sends new graphs after those that are submitted again"),
+    _held("distributed.client.Client.submit", "tasks that may not run again are not kept"),
+    _held("distributed.client.Client.map", "tasks that may not run again are not kept"),
+    _held("distributed.client.FutureState.reset", "a future waits for the next scheduler", Kind.PROTOCOL),
+    _held(
+        "distributed.client.Client._ensure_connected",
+        "connects a client to the next scheduler, and its futures stay",
+        Kind.PRIVATE,
+        "lost_scheduler",
+    ),
+    _held(
+        "distributed.client.Client.scheduler_comm",
+        "is None while a client connects",
+        Kind.REPLACED,
+        "lost_scheduler",
+    ),
+    _held(
+        "distributed.client.Client._graph_to_futures.expr_ser",
+        "the graph in the message to the scheduler, whose other fields stay as they are",
+        Kind.PROTOCOL,
+        "held_futures",
+        "replayed_graphs",
+    ),
+    _held("distributed.scheduler._materialize_graph", "the tasks of a graph", Kind.PRIVATE, "replayed_graphs"),
+    _held("dask._expr.HLGExpr", "the part of a graph that runs again", Kind.PRIVATE, "replayed_graphs"),
     _client("_handle_report", "ends when the scheduler closes the connection of a client"),
     _client("_gather_remote", "asks why the scheduler is gone where a client fetches results from it"),
     *[

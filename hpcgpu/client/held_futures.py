@@ -1,0 +1,237 @@
+"""What the clients of this program hold, and how it is computed, while a block of `hpcgpu.replay` runs.
+
+All that a client submits and releases goes through `Client._send_to_scheduler`. There the graphs are kept as the
+scheduler gets them: as bytes, which nobody can change.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from distributed import Client
+from distributed.client import FutureState
+from distributed.protocol import Serialized
+
+from hpcgpu.client import replayed_graphs
+from hpcgpu.client.replayed_graphs import Call, Plan
+from hpcgpu.display.warn import warn
+from hpcgpu.posix.threads import in_thread
+
+_REFUSED = (
+    "tasks that are submitted {how} do not run again if the scheduler ends, though a block of `replay` runs: their "
+    "futures, and those that need them, become an error then"
+)
+_numbers = itertools.count()
+#: For each block that runs: whether a client belongs to it.
+_blocks: list[Callable[[Client], bool]] = []
+_held: weakref.WeakKeyDictionary[Client, HeldFutures] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+class _Submitting(threading.local):
+    """How the call that this thread makes submits its tasks, if they must not run again."""
+
+    refused = ""
+
+
+_submitting = _Submitting()
+
+
+@contextmanager
+def keep(belongs: Callable[[Client], bool]) -> Iterator[None]:
+    """Keep the graphs of the futures that clients of this program hold, as long as this block runs.
+
+    Parameters
+    ----------
+    belongs : callable
+        Returns whether it keeps those of a client.
+    """
+    _watch_clients()
+    _blocks.append(belongs)
+    try:
+        yield
+    finally:
+        _blocks.remove(belongs)
+        with _lock:
+            for client in [one for one in _held if not _in_a_block(one)]:
+                del _held[client]
+
+
+def of(client: Client) -> HeldFutures | None:
+    """Return what a client holds; None if nobody keeps that."""
+    held = _held.get(client)
+    if held is None and _in_a_block(client):
+        with _lock:
+            held = _held.setdefault(client, HeldFutures(client))
+    return held
+
+
+def _in_a_block(client: Client) -> bool:
+    return any(belongs(client) for belongs in _blocks)
+
+
+class HeldFutures:
+    """The futures of one client.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = weakref.ref(client)
+        self._warned: set[str] = set()
+        #: The call that computes a future, by the key of the future. The state tells it from a later one of that key.
+        self._calls: dict[Hashable, tuple[FutureState, Call]] = {}
+        #: What the client sends while it has no scheduler, or while this object submits.
+        self._waiting: list[Any] | None = None
+        #: The futures at the moment when the scheduler was lost.
+        self._lost: dict[Hashable, FutureState] = {}
+
+    def warn_of(self, how: str) -> None:
+        """Warn of tasks that are not kept, once of each kind."""
+        if how not in self._warned:
+            self._warned.add(how)
+            warn(_REFUSED.format(how=how))
+
+    def note(self, message: dict[str, Any]) -> None:
+        """Note what the client sends to its scheduler."""
+        if (client := self._client()) is None:
+            return
+        if message["op"] == "client-releases-keys":
+            for key in message["keys"]:
+                if key in self._calls and client.futures.get(key) is not self._calls[key][0]:
+                    del self._calls[key]
+        elif message["op"] == "update-graph":
+            states = {key: state for key in message["keys"] if (state := client.futures.get(key)) is not None}
+            new = {key: state for key, state in states.items() if self._call(key, state) is None}
+            if new:
+                self._note_call(message, new, alone=len(client.futures) == len(states))
+
+    def _note_call(self, message: dict[str, Any], new: dict[Hashable, FutureState], *, alone: bool) -> None:
+        """Note a call that computes futures. If they are not alone, it may need the others."""
+        number, refused = next(_numbers), _submitting.refused or "as actors" * bool(message["actors"])
+        call = Call(number, {}, refused=f"it was submitted {refused}")
+        if not refused:
+            graph = message["expr_ser"]
+            frames = [bytes(frame) for frame in graph.frames]  # a later change of an array must not change them
+            kept = {**message, "expr_ser": Serialized(graph.header, frames)}
+            call = Call(number, kept)
+            if not alone:
+                try:
+                    tasks, _ = call.read()
+                except Exception as error:  # of the user's objects
+                    call = Call(number, {}, refused=f"its graph cannot be read in this program: {error!r}")
+                else:
+                    needed = {one for task in tasks.values() for one in task.dependencies} - tasks.keys()
+                    call = Call(number, kept, {one: found for one in needed if (found := self._find(one)) is not None})
+                    new = {key: state for key, state in new.items() if key in tasks}
+        self._calls.update({key: (state, call) for key, state in new.items()})
+
+    def _call(self, key: Hashable, state: FutureState) -> Call | None:
+        """Return the call that computes a future; None if it is not known."""
+        noted, call = self._calls.get(key, (None, None))
+        return call if noted is state else None
+
+    def _find(self, key: Hashable) -> Call | None:
+        """Return the call that computes what any client of this program holds."""
+        with _lock:
+            others = list(_held.values())
+        return next((held._calls[key][1] for held in (self, *others) if key in held._calls), None)
+
+    def begin(self) -> None:
+        """The client has lost its scheduler: let its futures wait for the next one."""
+        client = self._client()
+        assert client is not None
+        self._waiting, self._lost = self._waiting or [], dict(client.futures)
+        for state in self._lost.values():
+            if state.status in ("finished", "lost"):
+                state.reset()
+
+    async def submit_again(self) -> Plan:
+        """Submit the futures to the next scheduler, with which the client is connected.
+
+        Raises
+        ------
+        OSError
+            It has ended, too.
+        """
+        client = self._client()
+        assert client is not None
+        there, held = await client.who_has(), dict[Hashable, Call | None]()
+        for key, state in dict(client.futures).items():  # other threads submit meanwhile
+            call, later = self._call(key, state), self._lost.get(key) is not state
+            if state.status == "pending" and not (later and (call is None or call.refused)):  # that waits to be sent
+                held[key], self._lost[key] = call, state
+        try:
+            plan = await in_thread(replayed_graphs.plan, held, there, client.id)
+        except Exception as error:  # of the user's objects
+            plan = Plan(lost=dict.fromkeys(held, f"the graphs cannot be made again: {error!r}"))
+        self.end(plan.messages)
+        return plan
+
+    def cancel(self, key: Hashable, reason: str, message: str) -> None:
+        """Let a future fail that was lost with the scheduler."""
+        client, state = self._client(), self._lost.get(key)
+        if client is not None and state is not None:
+            state.cancel(reason=reason, msg=message)
+            if client.futures.get(key) is state:
+                del client.futures[key]
+
+    def end(self, before: list[Any] | None = None) -> None:
+        """Send what the client has sent meanwhile, after these messages."""
+        client, waiting, self._waiting = self._client(), self._waiting, None
+        if client is not None and waiting is not None:
+            with suppress(OSError):  # the scheduler has ended, too
+                for message in [*(before or ()), *waiting]:
+                    client._send_to_scheduler_safe(message)
+
+    def waits(self, message: dict[str, Any]) -> bool:
+        """Return whether a message waits until the futures are submitted again."""
+        if self._waiting is None:
+            return False
+        self._waiting.append(message)
+        return True
+
+
+def _watch_clients() -> None:
+    """Let clients note what they submit and release."""
+    if Client._send_to_scheduler.__module__ == __name__:
+        return
+    send, send_now = Client._send_to_scheduler, Client._send_to_scheduler_safe
+
+    def note_and_send(self: Client, message: dict[str, Any]) -> None:
+        if (held := of(self)) is not None:
+            held.note(message)
+        send(self, message)
+
+    def send_in_order(self: Client, message: dict[str, Any]) -> None:
+        if (held := _held.get(self)) is None or not held.waits(message):
+            send_now(self, message)
+
+    Client._send_to_scheduler, Client._send_to_scheduler_safe = note_and_send, send_in_order
+    Client.submit, Client.map = _noting_how(Client.submit), _noting_how(Client.map)
+
+
+def _noting_how(submits: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of `Client` that notes whether its tasks may run again."""
+
+    @functools.wraps(submits)
+    def call(self: Client, /, *arguments: Any, **options: Any) -> Any:
+        before, how = _submitting.refused, "" if options.get("pure", True) else "with pure=False"
+        _submitting.refused = how = "as actors" if options.get("actor") or options.get("actors") else how
+        own = (getattr(next(iter(arguments), None), "__module__", None) or "").startswith("hpcgpu.")
+        if how and not own and (held := of(self)) is not None:
+            held.warn_of(how)
+        try:
+            return submits(self, *arguments, **options)
+        finally:
+            _submitting.refused = before
+
+    return call
