@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import re
 import secrets
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ from dask.core import flatten
 from distributed import Client, Future, futures_of
 
 from hpcgpu.errors import OptionError
+
+#: Keys of Dask end with the hash of what is computed, or with a random number.
+_TOKEN = re.compile(r"-([0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12})$")
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,12 @@ class _Result:
     """
 
     key: Any = None
+
+
+def _of_dask(key: Any) -> bool:
+    """Whether Dask has made a key: it has a token, and so another result has another key."""
+    name = key[0] if isinstance(key, tuple) else key
+    return isinstance(name, str) and _TOKEN.search(name) is not None
 
 
 def take_apart(data: Any, client: Client) -> tuple[Any, list[Future]]:
@@ -95,11 +105,11 @@ def put_together(
 
     def rebuilt(leaf: Any) -> Any:
         if isinstance(leaf, _Result):
-            old = leaf.key is not None and known is not None and leaf.key not in known
+            old = known is not None and leaf.key not in known and _of_dask(leaf.key)
             return submit([leaf.key if old else f"restored-{secrets.token_hex(16)}"])[0]
         if not isinstance(leaf, _Collection):
             return leaf
-        if known is not None and not any(key in known for key in leaf.keys):
+        if known is not None and all(key not in known and _of_dask(key) for key in leaf.keys):
             rebuild, arguments = leaf.empty.__dask_postpersist__()
             return rebuild(dict(zip(leaf.keys, submit(leaf.keys), strict=True)), *arguments)
         keys = [_renamed(key, suffix) for key in leaf.keys]

@@ -53,27 +53,27 @@ def keep(belongs: Callable[[Client], bool]) -> Iterator[None]:
         Returns whether it keeps those of a client.
     """
     _watch_clients()
-    _blocks.append(belongs)
+    with _lock:
+        _blocks.append(belongs)
+        for client, held in _held.items():
+            if belongs(client):
+                held.blocks.append(belongs)
     try:
         yield
     finally:
-        _blocks.remove(belongs)
         with _lock:
-            for client in [one for one in _held if not _in_a_block(one)]:
+            _blocks.remove(belongs)
+            for client in [one for one, held in _held.items() if not (held.in_a_block or held.between)]:
                 del _held[client]
 
 
 def of(client: Client) -> HeldFutures | None:
     """Return what a client holds; None if nobody keeps that."""
     held = _held.get(client)
-    if held is None and _in_a_block(client):
+    if held is None and (blocks := [belongs for belongs in _blocks if belongs(client)]):
         with _lock:
-            held = _held.setdefault(client, HeldFutures(client))
+            held = _held.setdefault(client, HeldFutures(client, blocks))
     return held
-
-
-def _in_a_block(client: Client) -> bool:
-    return any(belongs(client) for belongs in _blocks)
 
 
 class HeldFutures:
@@ -82,10 +82,13 @@ class HeldFutures:
     Parameters
     ----------
     client : distributed.Client
+    blocks : list of callable
+        The blocks to which it belongs. Some may have ended.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, blocks: list[Callable[[Client], bool]]) -> None:
         self._client = weakref.ref(client)
+        self.blocks = blocks
         self._warned: set[str] = set()
         #: The call that computes a future, by the key of the future. The state tells it from a later one of that key.
         self._calls: dict[Hashable, tuple[FutureState, Call]] = {}
@@ -166,9 +169,8 @@ class HeldFutures:
         assert client is not None
         there, held = await client.who_has(), dict[Hashable, Call | None]()
         for key, state in dict(client.futures).items():  # other threads submit meanwhile
-            call, later = self._call(key, state), self._lost.get(key) is not state
-            if state.status == "pending" and not (later and (call is None or call.refused)):  # that waits to be sent
-                held[key], self._lost[key] = call, state
+            if state.status == "pending" and self._lost.get(key) is state:  # what came later waits to be sent
+                held[key] = self._call(key, state)
         try:
             plan = await in_thread(replayed_graphs.plan, held, there, client.id)
         except Exception as error:  # of the user's objects
@@ -184,13 +186,26 @@ class HeldFutures:
             if client.futures.get(key) is state:
                 del client.futures[key]
 
+    @property
+    def in_a_block(self) -> bool:
+        """Whether one of its blocks runs."""
+        return any(block in _blocks for block in self.blocks)
+
+    @property
+    def between(self) -> bool:
+        """Whether the client has lost its scheduler, and has not submitted its futures to the next one."""
+        return self._waiting is not None
+
     def end(self, before: list[Any] | None = None) -> None:
-        """Send what the client has sent meanwhile, after these messages."""
+        """Send what the client has sent meanwhile, after these messages. Its block may have ended meanwhile, too."""
         client, waiting, self._waiting = self._client(), self._waiting, None
         if client is not None and waiting is not None:
             with suppress(OSError):  # the scheduler has ended, too
                 for message in [*(before or ()), *waiting]:
                     client._send_to_scheduler_safe(message)
+        if client is not None and not self.in_a_block:
+            with _lock:
+                _held.pop(client, None)
 
     def waits(self, message: dict[str, Any]) -> bool:
         """Return whether a message waits until the futures are submitted again."""

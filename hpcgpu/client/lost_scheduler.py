@@ -20,8 +20,9 @@ from distributed.comm import CommClosedError
 from hpcgpu.batch.reasons import explain
 from hpcgpu.client import held_futures
 from hpcgpu.client.held_futures import HeldFutures
+from hpcgpu.client.replayed_graphs import Plan
 from hpcgpu.display.warn import warn
-from hpcgpu.errors import BatchError, HpcgpuError
+from hpcgpu.errors import BatchError, ClusterWarning, HpcgpuError
 from hpcgpu.existing_clusters.lookup import batch_of
 from hpcgpu.existing_clusters.query_jobs import ended_by_itself
 from hpcgpu.posix.threads import in_thread
@@ -47,8 +48,8 @@ IN_PROCESS = "the scheduler in this process has ended: make a new cluster"
 _NOTICED = 3.0
 #: The same in a block of `replay`: a node that is switched off breaks the connections of a client one after the other.
 _NOTICED_BY_ALL = 15.0
-#: Seconds that the next scheduler may take to answer.
-_CONNECT = 30.0
+#: Seconds that the next scheduler may take to answer, and the last one, if it lives.
+_CONNECT, _CONNECT_AGAIN = 30.0, 5.0
 #: Seconds between two looks for the next scheduler.
 _INTERVAL = 1.0
 #: Requests that go to all workers there are, and how many seconds they wait for the first worker of the next scheduler.
@@ -203,8 +204,8 @@ class _NextScheduler:
 
     async def identity(self, **_: Any) -> dict[str, Any]:
         """What a notebook shows of the client, and what `Client.wait_for_workers` polls, does not wait."""
-        none = {"workers": {}, "n_workers": 0, "total_threads": 0, "total_memory": 0}
-        return {**self._client._scheduler_identity, **none}
+        who = {"type": "Scheduler", "id": "", "address": self.address, "services": {}, "started": time.time()}
+        return {**who, "workers": {}, "n_workers": 0, "total_threads": 0, "total_memory": 0}
 
     def __getattr__(self, request: str) -> Callable[..., Awaitable[Any]]:
         async def wait_and_send(**arguments: Any) -> Any:
@@ -215,7 +216,9 @@ class _NextScheduler:
                 raise CommClosedError(f"the client was closed before there was a scheduler for its request {request}")
             if request in _FOR_WORKERS and not arguments.get("workers"):
                 with suppress(TimeoutError):
-                    await self._client._wait_for_workers(1, timeout=_WORKERS_COME)
+                    async with asyncio.timeout(_WORKERS_COME):
+                        while not (await self._client.scheduler.identity())["workers"]:
+                            await asyncio.sleep(0.1)
             return await getattr(self._client.scheduler, request)(**arguments)
 
         return wait_and_send
@@ -238,10 +241,13 @@ async def _follow(client: Client, reconnect: Callable[[Client], Awaitable[Any]])
                     await _submit_again(client, held, waiting.address)
                 return
             client.scheduler = waiting
+        client.scheduler = last
         if held is not None:
+            if await _connects(client, timeout=_CONNECT_AGAIN):  # only the network was broken
+                await _submit_again(client, held, waiting.address)
+                return
             await _cancel_all(client, always=True)
             held.end()
-        client.scheduler = last
         await reconnect(client)
     finally:
         if client.scheduler is waiting:
@@ -251,11 +257,11 @@ async def _follow(client: Client, reconnect: Callable[[Client], Awaitable[Any]])
             held.end()
 
 
-async def _connects(client: Client) -> bool:
-    """Connect a client to the next scheduler of its cluster; return whether that answers. The futures stay."""
+async def _connects(client: Client, *, timeout: float = _CONNECT) -> bool:
+    """Connect a client to the scheduler of its cluster; return whether that answers. The futures stay."""
     ended, client.scheduler_comm = client.scheduler_comm, None
     with suppress(OSError, ImportError):
-        await client._ensure_connected(timeout=_CONNECT)
+        await client._ensure_connected(timeout=timeout)
         return True
     client.scheduler_comm = ended
     return False
@@ -267,12 +273,15 @@ async def _submit_again(client: Client, held: HeldFutures, ended: str) -> None:
         plan = await held.submit_again()
     except OSError:  # the next scheduler has ended, too: the client notices that
         return
+    except Exception as error:  # else nobody would read what the scheduler sends
+        plan = Plan(lost=dict.fromkeys(list(client.futures), repr(error)))
     if plan.lost:
         reason = await _reason(ended) or _NOT_KNOWN
         for key, why in plan.lost.items():
             held.cancel(key, _GONE, f"it is not submitted again, because {why}\n{reason}")
     if text := str(plan):
-        warn(f"replay, after the end of the scheduler at {ended}: {text}")
+        with suppress(ClusterWarning):  # a program may turn it into an error
+            warn(f"replay, after the end of the scheduler at {ended}: {text}")
 
 
 async def _is_gone(client: Client, within: float = _NOTICED) -> bool:

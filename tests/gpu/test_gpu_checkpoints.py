@@ -17,7 +17,7 @@ from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import told
 from tests.gpu.conftest import DRY_RUN, Measured
-from tests.gpu.test_gpu import MEMORY, OPTIONS, is_on_gpu, on_gpu
+from tests.gpu.test_gpu import MEMORY, OPTIONS, Until, is_on_gpu, on_gpu
 from tests.helpers import travels
 
 pytestmark = pytest.mark.gpu
@@ -168,3 +168,26 @@ def test_published_arrays_on_the_gpu_outlive_their_scheduler(
         left = memory_used() - before
         measured(f"{cluster.name}: memory of the GPU, more than before", f"{left / 2**20:.0f} MiB")
         assert left < 2**30, "the workers of the old scheduler hold no memory of the GPU"
+
+
+@travels
+def total_of(array: Any) -> int:
+    return int(array.sum())
+
+
+def test_held_arrays_are_computed_on_the_gpu_again(
+    cluster: LocalGPUCluster, client: Client, measured: Measured, until: Until
+) -> None:
+    pytest.importorskip("cupy")
+    expected = [n * (n - 1) // 2 for n in range(NUMBERS, NUMBERS + PIECES)]
+    with cluster.replay():
+        arrays = client.map(on_gpu, [NUMBERS + n for n in range(PIECES)])
+        totals = client.map(total_of, arrays)
+        assert client.gather(totals) == expected
+        began, address = time.monotonic(), client.scheduler.address
+        with told("is gone and another one is started"):
+            os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
+            until(lambda: client.scheduler.address != address, "there is another scheduler")
+        assert client.gather(totals) == expected
+        measured(f"{cluster.name}: scheduler killed, all computed again", f"{time.monotonic() - began:.1f} s")
+        assert DRY_RUN or all(client.gather(client.map(is_on_gpu, arrays)))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -131,6 +133,50 @@ def test_the_program_goes_on_as_if_nothing_had_happened(
 @travels
 def wanted(dask_scheduler: Any) -> list[str]:
     return [str(key) for key, task in dask_scheduler.tasks.items() if task.who_wants]
+
+
+def test_what_is_submitted_between_two_schedulers_runs_whatever_it_needs(
+    queue: LocalQueue, tmp_path: Path, until: Until
+) -> None:
+    (tmp_path / "go").touch()
+    place, stop, many = str(tmp_path), threading.Event(), list[Any]()
+
+    def submits(client: Client) -> None:
+        for number in itertools.count():
+            many.append(client.submit(abs, -number))
+            if stop.wait(0.001):
+                return
+
+    with LocalGPUCluster(name="demo", jobs=1, **RESTART) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        with ThreadPoolExecutor(1) as threads, cluster.replay():
+            before = client.submit(counted, place, "before")
+            assert before.result() == 1
+            with scheduler_ends(client):
+                until(lambda: client.status == "connecting", "it is noticed")
+                submitting = threads.submit(submits, client)
+                impure = client.submit(counted, place, "impure", pure=False)
+                after = client.submit(counted, place, "after", impure, before)
+            assert after.result(timeout=120) == 3 and impure.result() == 1
+            stop.set()
+            submitting.result()
+            assert client.gather(many) == list(range(len(many)))
+
+
+def test_a_block_that_ends_between_two_schedulers(queue: LocalQueue, tmp_path: Path, until: Until) -> None:
+    (tmp_path / "go").touch()
+    place = str(tmp_path)
+    with LocalGPUCluster(name="demo", jobs=1, **RESTART) as cluster, Client(cluster) as client:
+        cluster.wait_for_workers(1)
+        block = cluster.replay()
+        block.__enter__()
+        before = client.submit(counted, place, "before")
+        assert before.result() == 1
+        with scheduler_ends(client):
+            until(lambda: client.status == "connecting", "it is noticed")
+            block.__exit__(None, None, None)
+            after = client.submit(counted, place, "after", before)
+        assert [before.result(timeout=120), after.result(timeout=120)] == [1, 2]
 
 
 def test_results_that_were_saved_are_not_computed_again(queue: LocalQueue, tmp_path: Path) -> None:
