@@ -9,8 +9,8 @@ export PYTHONDONTWRITEBYTECODE=  # else each process that a test starts compiles
 # Files that take a minute and more, the longest first.
 long=(local/test_adaptive local/test_hold local/test_outlive local/test_cluster local/test_pbs_cluster local/test_pbs_scaling browser/test_dashboard_frame
     local/test_safety local/test_libraries local/test_calls local/test_budget browser/test_stored local/test_cli local/test_other_programs local/test_notify
-    browser/test_notebook local/test_wanted_data local/test_check local/test_jupyter_server browser/test_page local/test_in_containers
-    local/test_listeners local/test_authenticated local/test_local_queue local/test_worker_start local/test_lost_workers local/test_restarted_scheduler
+    local/test_restarted_scheduler local/test_scheduler_before_walltime browser/test_notebook local/test_wanted_data local/test_check local/test_jupyter_server browser/test_page local/test_in_containers
+    local/test_listeners local/test_authenticated local/test_local_queue local/test_worker_start local/test_lost_workers local/test_replay
     local/test_kernels local/test_plugin local/test_dask_cuda_benchmarks local/test_upload_package local/test_checkpoints local/test_published_datasets)
 
 # The parts, a command in each line. What takes longest comes first.
