@@ -196,7 +196,11 @@ def test_work_and_data_have_the_time_of_grace_when_their_job_is_preempted(
         preempts = ["-p", "urgent", "-w", node, "--exclusive", "--output=/dev/null", "--wrap=sleep 600"]
         blocker = bed_call("sbatch", "--parsable", *preempts).strip()
         try:
-            until(lambda: cluster.workers and job.name not in cluster.workers, "another job takes its place")
+            until(
+                lambda: cluster.workers and job.name not in cluster.workers,
+                lambda: f"another job takes its place: {bed_call('squeue', '-o', '%i %j %T %R %e')}{messages(cluster)}",
+                timeout=250,
+            )
             warned = "the batch system warns that this job will end"  # a moment after the manager may have seen it
             until(lambda: nodes == 1 or warned in job.log.read_text(), "its log says so")
             until(lambda: not set(names.values()) & set(client.who_has(sent)[sent.key]), "data moves")
