@@ -39,7 +39,8 @@ _GONE = "the scheduler is gone"
 #: What follows if the scheduler is restarted.
 RESTARTED = (
     " and another one is started. The worker jobs wait for it. It has the uploaded packages, and the published "
-    "datasets that were saved; all other results are lost, and plugins too: run your work again"
+    "datasets that were saved; all other results and the plugins are lost. A block of `replay` submits its futures "
+    "again; without it, run your work again"
 )
 _NOT_KNOWN = "the connection to the scheduler is broken: run your work again"
 #: If the scheduler ran in this process.

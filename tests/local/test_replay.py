@@ -64,7 +64,9 @@ def runs(place: Path) -> Counter[str]:
 def scheduler_ends(client: Client, signum: int = signal.SIGKILL) -> Iterator[None]:
     """The scheduler ends at the beginning of the block, and another one is there at the end of it."""
     address = client.scheduler.address
-    with told(GONE):
+    with told(
+        f"{GONE}.* A block of `replay` submits its futures again; without it, run your work again: scheduler job"
+    ):
         os.kill(client.run_on_scheduler(os.getpid), signum)
         yield
     for _ in range(2400):
