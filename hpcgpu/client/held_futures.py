@@ -167,15 +167,23 @@ class HeldFutures:
         """
         client = self._client()
         assert client is not None
-        there, held = await client.who_has(), dict[Hashable, Call | None]()
+        there, held = set(await client.who_has()), dict[Hashable, Call | None]()
         for key, state in dict(client.futures).items():  # other threads submit meanwhile
             if state.status == "pending" and self._lost.get(key) is state:  # what came later waits to be sent
                 held[key] = self._call(key, state)
-        try:
-            plan = await in_thread(replayed_graphs.plan, held, there, client.id)
-        except Exception as error:  # of the user's objects
-            plan = Plan(lost=dict.fromkeys(held, f"the graphs cannot be made again: {error!r}"))
-        self.end(plan.messages)
+        released = set[Hashable]()
+        while True:
+            try:
+                plan = await in_thread(replayed_graphs.plan, held, there)
+            except Exception as error:  # of the user's objects
+                plan = Plan(lost=dict.fromkeys(held, f"the graphs cannot be made again: {error!r}"))
+            released |= plan.released
+            missing = await client.scheduler.hpcgpu_keep(client=client.id, keys=list(plan.used))
+            if not missing:
+                break
+            there -= set(missing)  # another client has released them just now, or only what needs them is there
+        release = {"op": "client-releases-keys", "keys": list(released), "client": client.id}
+        self.end([*plan.messages, release])
         return plan
 
     def cancel(self, key: Hashable, reason: str, message: str) -> None:

@@ -63,18 +63,24 @@ class Plan:
     Attributes
     ----------
     messages : list of dict
+    used : set of hashable
+        The keys of the tasks that the scheduler must have already, because they are not submitted again.
     there : list of hashable
-        The keys of the futures whose tasks the scheduler has already.
+        The keys of the futures among them.
     again : list of hashable
         The keys of the futures whose tasks are submitted again.
     lost : dict of hashable to str
         Why each of the other futures is lost, by its key.
+    released : set of hashable
+        The keys that nobody needs when all is submitted: only the other tasks need them.
     """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
+    used: set[Hashable] = field(default_factory=set)
     there: list[Hashable] = field(default_factory=list)
     again: list[Hashable] = field(default_factory=list)
     lost: dict[Hashable, str] = field(default_factory=dict)
+    released: set[Hashable] = field(default_factory=set)
 
     def __str__(self) -> str:
         parts = []
@@ -87,7 +93,7 @@ class Plan:
         return ", ".join(parts)
 
 
-def plan(held: Mapping[Hashable, Call | None], there: Collection[Hashable], client: str) -> Plan:
+def plan(held: Mapping[Hashable, Call | None], there: Collection[Hashable]) -> Plan:
     """Return what a client sends to the next scheduler.
 
     Parameters
@@ -96,8 +102,6 @@ def plan(held: Mapping[Hashable, Call | None], there: Collection[Hashable], clie
         The call of each future that the client holds, by its key; None if it is not known.
     there : collection of hashable
         The keys of the tasks that the scheduler has: of restored datasets, and of other clients.
-    client : str
-        The id of the client.
     """
     result, tasks = Plan(there=[key for key in held if key in there]), _Tasks(there)
     for key, call in held.items():
@@ -108,12 +112,10 @@ def plan(held: Mapping[Hashable, Call | None], there: Collection[Hashable], clie
         else:
             result.again.append(key)
     outputs, needed = tasks.needed([(held[key], key) for key in result.again])
-    if result.there:
-        result.messages.append({"op": "client-desires-keys", "keys": result.there})
     for call in sorted(outputs, key=lambda call: call.number):
         result.messages.append(tasks.message(call, outputs[call], needed[call]))
-    if released := set().union(*outputs.values()) - held.keys():  # only the others need them
-        result.messages.append({"op": "client-releases-keys", "keys": list(released), "client": client})
+    result.used = tasks.used.union(result.there)
+    result.released = result.used.union(*outputs.values()) - held.keys()
     return result
 
 
@@ -128,6 +130,8 @@ class _Tasks:
 
     def __init__(self, there: Collection[Hashable]) -> None:
         self._there = frozenset(there)
+        #: Those of them that `needed` has come upon.
+        self.used: set[Hashable] = set()
         self._read: dict[Call, tuple[Mapping[Hashable, Any], Mapping[str, Mapping[Hashable, Any]]]] = {}
         #: Why a task is lost, and the key of the task that is to blame; None if it is not lost.
         self._lost: dict[_Task, tuple[Hashable, str] | None] = {}
@@ -165,6 +169,7 @@ class _Tasks:
             if key in needed[call]:
                 continue
             needed[call].add(key)
+            self.used |= self._of(call)[0][key].dependencies & self._there
             for task in self._inputs((call, key)):
                 stack.append(task)
                 if task[0] is not call and task[0] is not None:

@@ -159,6 +159,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_usage": self.usage.write,
             "hpcgpu_running": self.running,
             "hpcgpu_unfinished": self.unfinished,
+            "hpcgpu_keep": self.keep,
             "hpcgpu_runs": self.runs,
             "hpcgpu_hold": self.holds.hold,
             "hpcgpu_will_leave": self.will_leave,
@@ -306,6 +307,18 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             WaitingWork(resources=dict(kind), tasks=math.ceil(tasks), seconds=seconds)
             for kind, (tasks, seconds) in kinds.items()
         ]
+
+    # Results
+
+    async def keep(self, client: str, keys: Collection[Any]) -> list[Any]:
+        """Keep the results of tasks for a client, in one step: another client may release them at any time.
+
+        Return the keys of those that are not here, and that nobody computes.
+        """
+        tasks = {key: self.scheduler.tasks.get(key) for key in keys}
+        missing = [key for key, task in tasks.items() if task is None or task.state in ("released", "forgotten")]
+        self.scheduler.client_desires_keys(keys=tasks.keys() - set(missing), client=client)
+        return missing
 
     # Retiring workers
 

@@ -25,7 +25,8 @@ from hpcgpu.store.atomic_files import Files
 #: the user's wishes for the worker groups are in ``wanted.json``, and a request to the manager is a command. 8:
 #: ``wanted.json`` also says whether the cluster is detached. 9: the load has the sets of workers that programs request.
 #: 10: the load of a worker has whether a program holds it, and a drain waits for the answer of ``hpcgpu_will_leave``.
-FORMAT = 10
+#: 11: a client that goes on with the next scheduler keeps results by ``hpcgpu_keep``.
+FORMAT = 11
 
 
 @dataclass(frozen=True, kw_only=True)

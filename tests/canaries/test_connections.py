@@ -25,6 +25,7 @@ from tornado.tcpserver import TCPServer
 
 import hpcgpu
 from hpcgpu.client import held_futures, lost_scheduler
+from hpcgpu.dask_scheduler.scheduler_extension import Extension
 from hpcgpu.fabric import (
     authenticated_tcp,
     tls_connections,
@@ -316,6 +317,7 @@ async def test_what_a_client_holds_is_submitted_again_to_another_scheduler(monke
         Client(first.address, asynchronous=True, set_as_default=False) as client,
     ):
         following.append(second)
+        Extension(second, None)  # its RPCs
         with held_futures.keep(lambda one: one is client):
             async with Worker(first.address, nthreads=1, dashboard=False):
                 array = np.arange(1000)

@@ -1,0 +1,103 @@
+"""Two programs that share results go on with another scheduler, on real schedulers and workers in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from distributed import Client, Scheduler, Worker
+
+from hpcgpu.client import held_futures, lost_scheduler
+from hpcgpu.dask_scheduler.scheduler_extension import Extension
+
+pytestmark = pytest.mark.filterwarnings("ignore:replay, after the end")
+
+REPLACED = (
+    *("_reconnect", "_handle_report", "_gather_remote"),
+    *("_send_to_scheduler", "_send_to_scheduler_safe", "submit", "map"),
+)
+
+
+@asynccontextmanager
+async def two_clients() -> AsyncIterator[tuple[Client, Client, Scheduler]]:
+    """Two clients of a scheduler with a worker, in a block of `replay`, and the scheduler that follows."""
+
+    async def following() -> str:
+        return str(second.address)
+
+    async def why() -> str:
+        return "job 7 was preempted"
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in REPLACED:  # put back at the end
+            patch.setattr(Client, name, getattr(Client, name))
+        async with (
+            Scheduler(port=0, dashboard_address=":0") as first,
+            Scheduler(port=0, dashboard_address=":0") as second,
+            Worker(first.address, dashboard=False),
+            Worker(second.address, dashboard=False),
+        ):
+            extension = Extension(second, None)
+            second.add_plugin(extension)
+            lost_scheduler.explain_loss(first.address, why)
+            lost_scheduler.follow(first.address, following)
+            async with (
+                Client(first.address, asynchronous=True, set_as_default=False) as one,
+                Client(first.address, asynchronous=True, set_as_default=False) as other,
+            ):
+                with held_futures.keep(lambda client: client in (one, other)):
+                    yield one, other, second
+
+
+async def goes_on(client: Client, second: Scheduler) -> None:
+    """Let a client lose its scheduler; wait until it has submitted its futures to the next one."""
+    client.scheduler_comm.comm.abort()
+    while client.scheduler.address != second.address or client.status != "running":
+        await asyncio.sleep(0.01)
+
+
+async def released_by_the_other() -> None:
+    async with two_clients() as (one, other, second):
+        of_one, of_other = one.submit(abs, -1, key="shared"), other.submit(abs, -1, key="shared")
+        needs_it = other.submit(abs, of_other, key="needs")
+        assert await asyncio.gather(of_one, needs_it) == [1, 1]
+        await goes_on(one, second)
+        await of_one
+        ask, asked = other.who_has, asyncio.Event()
+
+        async def who_has(*arguments: Any) -> Any:
+            found = await ask(*arguments)
+            assert "shared" in found
+            of_one.release()
+            while "shared" in second.tasks:
+                await asyncio.sleep(0.01)
+            asked.set()
+            return found
+
+        other.who_has = who_has
+        await goes_on(other, second)
+        await asked.wait()
+        assert await of_other == 1 and await needs_it == 1
+
+
+async def only_needed_by_the_other() -> None:
+    async with two_clients() as (one, other, second):
+        of_one, of_other = one.submit(abs, -1, key="shared"), other.submit(abs, -1, key="shared")
+        needs_it = one.submit(abs, of_one, key="needs")
+        assert await asyncio.gather(needs_it, of_other) == [1, 1]
+        of_one.release()
+        await goes_on(one, second)
+        await needs_it
+        while second.tasks["shared"].state != "released":
+            await asyncio.sleep(0.01)
+        await goes_on(other, second)
+        assert await of_other == 1
+        assert {key for key, task in second.tasks.items() if task.who_wants} == {"shared", "needs"}
+
+
+@pytest.mark.parametrize("case", [released_by_the_other, only_needed_by_the_other])
+def test_a_result_that_another_client_has_released_is_computed_again(case: Any) -> None:
+    asyncio.run(asyncio.wait_for(case(), 20))
