@@ -177,8 +177,8 @@ class Usage:
         if busy := bool(self._tasks(ws) or done or reading["utilization"]):
             job.busy += seconds
             worked = self._worked.setdefault(job.id, set())
-            if ws.name not in worked:
-                worked.add(ws.name)
+            worked.add(ws.name)
+            if len(worked) > len(job.firsts):  # not those that worked for an earlier scheduler already
                 job.firsts.append(now)
         if reading["utilization"] is not None:
             job.utilization.add(reading["utilization"], seconds)
@@ -209,10 +209,10 @@ class Usage:
         job.model, job.memory_total = model.get("model", ""), model.get("memory_total")
         if self._file is not None and job is self._file.own and job.kind == "scheduler":  # both share one job
             job.kind, job.firsts = "worker", []
-        names = self._names.setdefault(job.id, set())
-        if _gpus(ws) and ws.name not in names:
+        if _gpus(ws):
+            names = self._names.setdefault(job.id, set())
             names.add(ws.name)
-            job.gpus += 1
+            job.gpus = max(job.gpus, len(names))  # an earlier scheduler has counted the same workers
         if not _gpus(ws) and job.spilled is None:  # dask-cuda's workers do not report how much they spill
             job.spilled = 0
         return job

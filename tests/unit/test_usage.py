@@ -374,6 +374,25 @@ def test_a_second_scheduler_of_a_cluster_keeps_what_the_first_one_wrote(cluster:
     assert cluster.run(second)["7"] == before
 
 
+def test_a_job_whose_scheduler_is_restarted_has_as_many_gpus_and_first_tasks_as_before(cluster: Cluster) -> None:
+    """The report counted each GPU once for each scheduler, and the GPU hours of the job were twice as many."""
+
+    def play(now: float, *names: str) -> Callable[[Usage], Awaitable[None]]:
+        async def works(usage: Usage) -> None:
+            cluster.workers.clear()
+            for number, name in enumerate(names):
+                cluster.join(name).says(50, tasks=1)
+                usage.sample(now + number)
+
+        return works
+
+    cluster.run(play(100.0, "demo-7-0"))
+    job = cluster.run(play(200.0, "demo-7-0"))["7"]
+    assert (job.gpus, job.firsts) == (1, [100.0])
+    job = cluster.run(play(300.0, "demo-7-0", "demo-7-1"))["7"]
+    assert (job.gpus, job.firsts) == (2, [100.0, 301.0]), "another worker of the job counts"
+
+
 def test_the_file_is_bounded_and_says_that_the_oldest_jobs_are_not_in_it(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
