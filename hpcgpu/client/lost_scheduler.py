@@ -147,8 +147,10 @@ async def next_contact(directory: ClusterDirectory, address: str, job_id: str = 
     job_id : str, optional
         The job of the last scheduler, if a program asks that does not manage the cluster.
     """
+    began = time.monotonic()
     while True:
-        if follows := await in_thread(restarts_scheduler, directory, job_id):
+        follows = await in_thread(restarts_scheduler, directory, job_id)
+        if follows := follows or time.monotonic() - began < await in_thread(waits_for_a_manager, directory):
             await asyncio.sleep(_INTERVAL)
         contact = await in_thread(directory.contact)
         if contact is not None and contact.client != address:
@@ -171,6 +173,20 @@ def restarts_scheduler(directory: ClusterDirectory, job_id: str) -> bool:
             managed = manager is not None and not manager.left and manager.lives is not False
             return managed or waits_to_follow(directory.submits(), job_id)
     return False
+
+
+def waits_for_a_manager(directory: ClusterDirectory) -> float:
+    """Return how many seconds a program may take to take a cluster over whose manager was killed; 0 if nobody waits.
+
+    The worker jobs wait as long for the scheduler that this program submits, or longer.
+    """
+    with suppress(HpcgpuError, OSError):
+        options, manager = saved_options.read(directory).options, directory.manager()
+        restarts = options.cluster.on_scheduler_end == "restart"
+        if restarts and manager is not None and not (manager.left or directory.closing or ended_by_itself(directory)):
+            wait = options.cluster.restart_wait
+            return options.worker.death_timeout if wait is None else wait
+    return 0.0
 
 
 async def _cancel_all(client: Client, *, always: bool = False) -> None:

@@ -408,6 +408,23 @@ def test_worker_jobs_wait_for_a_program_that_takes_the_cluster_over(
     assert live(queue) == []
 
 
+def test_a_client_waits_for_a_program_that_takes_the_cluster_over(queue: LocalQueue, until: Until) -> None:
+    """The program that managed the cluster and the scheduler were killed, and this client belongs to a third one."""
+    argv = [sys.executable, "-c", PROGRAM, "10m"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None and program.stdout.readline() == "ready\n"
+        client = hpcgpu.connect("demo", quiet=True)
+        program.kill()
+    with client:
+        lost = client.submit(time.sleep, 1000)
+        end_scheduler(client, signal.SIGKILL)
+        with pytest.raises(FutureCancelledError, match="the scheduler of cluster demo is gone: scheduler job 1 "):
+            lost.result(timeout=60)
+        with told(GONE), LocalGPUCluster.from_name("demo", shutdown_on_close=True):
+            assert client.submit(pow, 2, 5).result(timeout=60) == 32
+    assert live(queue) == []
+
+
 def test_programs_that_do_not_manage_the_cluster_follow_again_and_again(queue: LocalQueue, until: Until) -> None:
     with LocalGPUCluster(name="demo", jobs=1, **RESTART) as cluster:
         cluster.wait_for_workers(1)
