@@ -19,11 +19,9 @@ notebook:
 
 test:
 	@ci/environment.sh test
-	@ci/environment.sh lowest & lowest=$$!; \
-	$(PYTHON) tests/slurm/bed.py install || echo "the tests that need a real Slurm will be skipped"; \
-	$(PYTHON) tests/browser/browser.py install || echo "the tests that need a browser will be skipped"; \
-	$(PYTHON) tests/local/container_tools.py install || echo "the tests that need Charliecloud and Podman will be skipped"; \
-	wait $$lowest
+	@$(PYTHON) tests/slurm/bed.py install || echo "the tests that need a real Slurm will be skipped"
+	@$(PYTHON) tests/browser/browser.py install || echo "the tests that need a browser will be skipped"
+	@$(PYTHON) tests/local/container_tools.py install || echo "the tests that need Charliecloud and Podman will be skipped"
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
 	@ci/tests.sh

@@ -1,49 +1,67 @@
 #!/usr/bin/env bash
 # Runs mypy and all tests but those of the site in containers (make test-site), in parts; with HPCGPU_TEST_SITE=yes in the environment those
-# too, where there can be a site. Three parts for each core run at a time, since the tests of whole clusters wait for two thirds of their
-# time. The output of each part comes at its end. Fails if any of them does.
+# too, where there can be a site. Three parts with whole clusters for each core run at a time, since these wait for two thirds of their time.
+# What computes all the time, such as the fast tests, runs beside them with what they leave of the cores: it makes none of them slower.
+# The output of each part comes at its end, with the time that it took. Fails if any of them does.
 set -u
 cd "$(dirname "$0")/.." || exit
 export PYTHONDONTWRITEBYTECODE=  # else each process that a test starts compiles hpcgpu anew
 
 # Files that take a minute and more, the longest first.
-long=(local/test_adaptive local/test_hold local/test_outlive local/test_cluster local/test_pbs_cluster local/test_pbs_scaling browser/test_dashboard_frame
-    local/test_safety local/test_libraries local/test_calls local/test_budget browser/test_stored local/test_cli local/test_other_programs local/test_notify
-    local/test_restarted_scheduler local/test_scheduler_before_walltime browser/test_notebook local/test_wanted_data local/test_check local/test_jupyter_server browser/test_page local/test_in_containers
-    local/test_listeners local/test_authenticated local/test_local_queue local/test_worker_start local/test_lost_workers local/test_replay
-    local/test_kernels local/test_plugin local/test_dask_cuda_benchmarks local/test_upload_package local/test_checkpoints local/test_published_datasets)
+long=(
+    local/test_scheduler_before_walltime local/test_restarted_scheduler local/test_adaptive browser/test_notebook local/test_calls
+    local/test_cluster local/test_pbs_cluster local/test_outlive browser/test_dashboard_frame local/test_cli local/test_in_containers
+    local/test_safety local/test_replay local/test_pbs_scaling local/test_lost_workers browser/test_stored local/test_wanted_data
+    local/test_kernels local/test_notify local/test_listeners local/test_authenticated local/test_hold local/test_worker_start
+    local/test_checkpoints local/test_other_programs local/test_plugin local/test_published_datasets local/test_dask_cuda_benchmarks
+    local/test_check browser/test_page local/test_jupyter_server local/test_libraries local/test_budget local/test_upload_package
+    local/test_local_queue
+)
 
-# The parts, a command in each line. What takes longest comes first.
+test=".venv/bin/python -m pytest"
+
+# The parts with whole clusters, a command in each line. What takes longest comes first.
 parts() {
-    local test=".venv/bin/python -m pytest" slurm=tests/slurm/test_slurm file rest=()
+    local slurm=tests/slurm/test_slurm file rest=()
     [ "${HPCGPU_TEST_SITE-}" != yes ] || echo ci/test-site.sh 1800
     echo "$test" tests/slurm --ignore="${slurm}_cluster.py" --ignore="${slurm}_scaling.py" # one Slurm for each of these three
     echo "$test" "${slurm}_cluster.py"
     echo "$test" "${slurm}_scaling.py"
-    echo "$test" tests/unit --ignore-glob='tests/unit/test_[p-z]*'
-    echo "$test" tests --ignore=tests/slurm --ignore=tests/local --ignore=tests/docs --ignore=tests/browser --ignore=tests/site \
-        --ignore-glob='tests/unit/test_[a-o]*'
-    # What needs Python alone is the same with the oldest releases of others. Types and shell scripts need tools that are not there.
-    local once=(adaptive_policy checked_files create_directory damage each_job histories layers option_values public_names ran reconciler
-        repository right_words stage_attacks stage_unpacking tpch typed scripts wheel)
-    once=("${once[@]/#/--ignore=tests/unit/test_}")
-    echo .venv-lowest/bin/python -m pytest tests/canaries tests/unit -p no:cacheprovider "${once[@]/%/.py}"
     echo "$test" tests/docs
-    echo .venv/bin/python tests/gpu/run.py --dry-run
     printf "$test tests/%s.py\n" "${long[@]}"
-    echo .venv/bin/python -m mypy
+    echo .venv/bin/python tests/gpu/run.py --dry-run
     for file in tests/{local,browser}/test_*.py; do
         file=${file#tests/}
         [[ " ${long[*]} " == *" ${file%.py} "* ]] || rest+=("tests/$file")
     done
-    printf '%s\n' "${rest[@]}" | xargs -n 3 echo "$test"
+    printf '%s\n' "${rest[@]}" | xargs -n 2 echo "$test"
+}
+
+# The parts that compute all the time.
+computing() {
+    echo "$test" tests/unit --ignore-glob='tests/unit/test_[p-z]*'
+    echo "$test" tests/unit --ignore-glob='tests/unit/test_[a-o]*'
+    # What needs Python alone is the same with the oldest releases of others. Types and shell scripts need tools that are not there.
+    local once=(adaptive_policy checked_files create_directory damage decide_actions each_job histories layers option_values public_names ran
+        reconciler repository right_words stage_attacks stage_unpacking standby tpch typed scripts wheel)
+    once=("${once[@]/#/--ignore=tests/unit/test_}")
+    echo .venv-lowest/bin/python -m pytest tests/canaries tests/unit -p no:cacheprovider "${once[@]/%/.py}"
+    echo "$test" tests --ignore=tests/slurm --ignore=tests/local --ignore=tests/docs --ignore=tests/browser --ignore=tests/site \
+        --ignore=tests/unit
+    echo .venv/bin/python -m mypy
+}
+
+# Runs a command. The oldest releases are installed while other parts run.
+run() {
+    [ "$1" != .venv-lowest/bin/python ] || ci/environment.sh lowest || return
+    "$@"
 }
 
 # Runs a part. Its output is not mixed with that of others.
 part() {
-    local log code
+    local log code TIMEFORMAT="== %0R s, of which it computed %0U s and the kernel %0S s"
     log=$(mktemp)
-    "$@" > "$log" 2>&1
+    { time run "$@" > "$log" 2>&1; } 2>> "$log"
     code=$?
     [ "$code" != 75 ] || code=0 # there can be no site here, as the log says
     flock ci/tests.sh cat - "$log" <<< "== $*"
@@ -59,5 +77,9 @@ export PYTEST_ADDOPTS="--durations=12 --durations-min=10"
 set -m # job control: without it what runs in the background ignores SIGINT, and so would all that the tests start
 parts | xargs -P "$((3 * $(nproc)))" -L 1 ci/tests.sh &
 all=$!
-trap 'kill -INT -- "-$all"' INT TERM
+computing | nice -n 5 xargs -P "$(nproc)" -L 1 ci/tests.sh &
+beside=$!
+trap 'kill -INT %1 %2 2> /dev/null' INT TERM
 wait "$all"
+code=$?
+wait "$beside" && exit "$code"

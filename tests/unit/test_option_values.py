@@ -60,6 +60,12 @@ WRONG += [
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+@pytest.fixture(autouse=True)
+def no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file of dask's configuration: each message about a value reads all of them."""
+    monkeypatch.setattr(dask.config, "paths", [])
+
+
 def attempt(system: str, arguments: dict[str, Any], *, scripts: bool = True) -> None:
     """Read options and make the scripts. What is refused is an `OptionError` that fits on a screen."""
     try:
