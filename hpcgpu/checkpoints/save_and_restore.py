@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-from distributed import Client, Future
+from distributed import Client, Future, KilledWorker
 
 from hpcgpu.checkpoints import pieces, structure, versions
 from hpcgpu.checkpoints.versions import NewVersion, Version
@@ -30,6 +30,11 @@ from hpcgpu.store.saved_datasets import SavedDataset
 
 #: How many versions are kept by default.
 KEEP = 2
+#: What to do if workers end while they write or read a result.
+_MEMORY = (
+    "If their memory was full: a text or `bytes` that Dask has moved to the disk needs twice its memory to be written, "
+    "and each one to be read. Give the workers more memory, or make the pieces of the data smaller"
+)
 #: Of the tasks that write. Dask runs first what was submitted first, and a save cannot wait until all work is done.
 _PRIORITY = 1_000_000
 #: Seconds between two signs that this program still writes.
@@ -338,6 +343,8 @@ def _why(error: Exception) -> str:
         return f"{file_error(error)}. Do all nodes see it?"
     if isinstance(error, OSError):
         return file_error(error)
+    if isinstance(error, KilledWorker):
+        return f"{_sentence(str(error))} {_MEMORY}"
     return str(error) if isinstance(error, HpcgpuError) else f"{type(error).__name__}: {error}"
 
 

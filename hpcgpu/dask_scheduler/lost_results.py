@@ -39,11 +39,16 @@ async def lose(scheduler: Scheduler, leaving: Set[WorkerState], why: str) -> Non
     _cancel(scheduler, data | _tasks_that_need(data), f"{why}. It was sent to the workers: send it again", stimulus)
     for ws in leaving:
         await scheduler.remove_worker(ws.address, stimulus_id=stimulus, expected=True, close=True)
-    error = pickle.dumps(ClusterError(f"{why}. Then client.retry(futures) computes it again"))
+    error = ClusterError(f"{why}. Then client.retry(futures) computes it again")
     for ts in {ts for client in losers for ts in client.wants_what or ()}:
         if ts.state in ("waiting", "no-worker", "queued"):  # in any other state, a remaining worker computes it
-            ts.exception_blame, ts.exception, ts.exception_text = ts, error, why
-            scheduler.transitions({ts.key: "erred"}, stimulus)
+            fail(scheduler, ts, error, why)
+
+
+def fail(scheduler: Scheduler, task: TaskState, error: Exception, why: str) -> None:
+    """Let a task that no worker has computed fail, in whatever state it is."""
+    task.exception_blame, task.exception, task.exception_text = task, pickle.dumps(error), why
+    scheduler.transitions({task.key: "erred"}, f"hpcgpu-fail-{time.time()}")
 
 
 def _tasks_that_need(data: Iterable[TaskState]) -> set[TaskState]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import math
-import pickle
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
 
 from distributed.scheduler import KilledWorker, Scheduler, TaskState, WorkerState
+
+from hpcgpu.dask_scheduler import lost_results
 
 logger = logging.getLogger("distributed.hpcgpu")
 
@@ -90,18 +91,14 @@ class LostWorkers:
         _, worker, keys = self._lost.pop(name)
         for key in keys:
             ts = self.scheduler.tasks.get(key)
-            if ts is None or ts.state in ("memory", "erred", "forgotten"):
+            if ts is None or ts.state not in ("waiting", "processing", "queued", "no-worker"):
                 continue
             self._suspicious[key] += 1
-            if self._suspicious[key] > self._allowed_failures and ts.state in ("processing", "queued", "no-worker"):
+            if self._suspicious[key] > self._allowed_failures:
                 self._fail(ts, worker)
 
     def _fail(self, ts: TaskState, worker: WorkerState) -> None:
-        stimulus = f"hpcgpu-killed-worker-{time.time()}"
         error = KilledWorker(task=ts.key, last_worker=worker, allowed_failures=self._allowed_failures)
         count = self._suspicious[ts.key]
         logger.error("Task %s marked as failed because %d workers died while trying to run it", ts.key, count)
-        recommendations = self.scheduler.transition(
-            ts.key, "erred", exception=pickle.dumps(error), cause=ts.key, stimulus_id=stimulus
-        )
-        self.scheduler.transitions(recommendations, stimulus)
+        lost_results.fail(self.scheduler, ts, error, str(error))

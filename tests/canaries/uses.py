@@ -148,7 +148,9 @@ USES: tuple[Use, ...] = (
             "test_results_that_are_lost_are_reported_by_what_hpcgpu_sets_and_sends",
         )
         for name in (
+            "distributed.scheduler.TaskState.exception",
             "distributed.scheduler.TaskState.exception_blame",
+            "distributed.scheduler.TaskState.exception_text",
             "distributed.client.Client._handle_report.cancelled-keys",
         )
     ],

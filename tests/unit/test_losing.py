@@ -90,34 +90,38 @@ async def _lose_one_of_two() -> None:
 
 
 async def lose_worker(scheduler: Scheduler, name: str) -> None:
-    """Start a worker, and break its connection once it has a task."""
+    """Start a worker, and break its connection once it has the task."""
     async with Worker(scheduler.address, name=name) as worker:
-        while not scheduler.workers[worker.address].processing:
+        while "task" not in {task.key for task in scheduler.workers[worker.address].processing}:
             await asyncio.sleep(0.01)
         worker.batched_stream.comm.abort()
         while worker.address in scheduler.workers:
             await asyncio.sleep(0.01)
 
 
-def test_a_task_fails_when_more_workers_have_crashed_under_it_than_are_allowed() -> None:
+@pytest.mark.parametrize("needs", [0, 1])
+def test_a_task_fails_when_more_workers_have_crashed_under_it_than_are_allowed(needs: int) -> None:
+    """Also if what it needs was lost with each of them, so that it waits for that at first."""
     with dask.config.set({"distributed.scheduler.allowed-failures": 1}):
-        asyncio.run(_crash_three_times())
+        asyncio.run(asyncio.wait_for(_crash_three_times(needs), 60))
 
 
-async def _crash_three_times() -> None:
+async def _crash_three_times(needs: int) -> None:
     async with (
         Scheduler(port=0, dashboard_address=None) as scheduler,
         Client(scheduler.address, asynchronous=True) as client,
     ):
         extension = Extension(scheduler, None)
         scheduler.add_plugin(extension)
-        task = client.submit(wait_for, "never", key="task")
+        task = client.submit(wait_for, "never", *client.map(int, range(needs)), key="task")
+        depends = client.submit(str, task)
         for name, crashed in (("preempted", False), ("first", True), ("second", True)):
             assert task.status == "pending"
             await lose_worker(scheduler, name)
             await extension.lost_workers.ended([name], [name] if crashed else [])
-        with pytest.raises(KilledWorker):
-            await task
+        for future in (task, depends):
+            with pytest.raises(KilledWorker):
+                await future
 
 
 def test_crashes_under_a_task_that_was_forgotten_do_not_count_for_another_of_the_same_key() -> None:
