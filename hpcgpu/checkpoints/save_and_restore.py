@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
@@ -41,6 +42,8 @@ _PRIORITY = 1_000_000
 _SIGN = 60.0
 #: Seconds between two lines that show how much is done.
 _LOOK = 0.5
+#: Seconds between two questions why no result is written or read: the answer has all workers.
+_ASK = 5.0
 
 
 @dataclass(frozen=True)
@@ -302,24 +305,32 @@ async def _done(
 ) -> Any:
     """Wait, show how many futures are done, and give a sign of life from time to time."""
     began = signed = time.monotonic()
-    before = 0
+    before, idle, asked = 0, "", -math.inf
     while not waiting.done():
         now = time.monotonic()
         if now - signed > _SIGN:
             await in_thread(sign)
             signed = now
         done = sum(future.done() for future in futures)
-        idle = ", no worker is connected" if done == before and await _no_worker(futures) else ""
+        if done != before:
+            idle = ""
+        elif now - asked > _ASK:
+            idle, asked = await _why_idle(futures), now
         progress.update(what, f"{done} of {counted(len(futures), 'piece')} for {duration(now - began)}{idle}")
         before = done
         await asyncio.wait([waiting], timeout=_LOOK)
     return await waiting
 
 
-async def _no_worker(futures: Sequence[Future]) -> bool:
+async def _why_idle(futures: Sequence[Future]) -> str:
+    """Return what keeps the workers from these tasks; empty if nothing does."""
     with suppress(OSError):  # the scheduler is gone: the futures fail
-        return bool(futures) and not await futures[0].client.nthreads()
-    return False
+        workers = (await futures[0].client.scheduler.identity(n_workers=-1))["workers"].values() if futures else [None]
+        if not workers:
+            return ", no worker is connected"
+        if paused := sum(worker["status"] == "paused" for worker in workers if worker):
+            return f", {counted(paused, 'worker')} paused because the memory is full"
+    return ""
 
 
 def _damaged(error: Exception) -> bool:

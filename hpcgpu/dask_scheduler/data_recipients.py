@@ -1,4 +1,4 @@
-"""Chooses the workers that may receive the data of a retiring worker: data of a GPU worker goes to GPU workers.
+"""Chooses the workers that may receive the data of another one: data of a GPU worker goes to GPU workers.
 
 distributed gives data to the running worker that uses least memory. It does not consider GPUs, so objects in GPU memory
 would go to workers that cannot hold them.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed.active_memory_manager import ActiveMemoryManagerExtension
 
+from hpcgpu.checkpoints import pieces
 from hpcgpu.dask_worker.gpu_metrics import GPUS
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 #: Types of results that a worker without a GPU cannot hold, as distributed names them: "cupy.ndarray".
 _ON_GPU = re.compile(r"(cupyx?|cudf|dask_cudf|pylibcudf|cuml|cugraph|cuspatial|rmm|numba\.cuda|torch|cuda)\.")
@@ -34,6 +38,25 @@ def install() -> None:
 
     _find_recipient.knows_gpus = True  # type: ignore[attr-defined]
     ActiveMemoryManagerExtension._find_recipient = _find_recipient
+
+
+def place_writes(scheduler: Scheduler) -> None:
+    """Let results be saved by workers that can have them, also while those that have them are paused.
+
+    distributed lets any other worker run the task then.
+    """
+    upstream = scheduler.valid_workers
+
+    def valid_workers(ts: TaskState) -> set[WorkerState] | None:
+        found: set[WorkerState] | None = upstream(ts)
+        if found is None and ts.prefix is not None and ts.prefix.name == pieces.WRITES:
+            for result in ts.dependencies:
+                holders = result.who_has or set()
+                if not holders & scheduler.running:
+                    return suitable(scheduler.running, holders, result.type)
+        return found
+
+    scheduler.valid_workers = valid_workers
 
 
 def suitable(candidates: Set[Any], holders: Set[Any], kind: str | None) -> set[Any]:

@@ -148,6 +148,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             self.calls.silent,
         )
         scheduler.handlers |= self._handlers()
+        data_recipients.place_writes(scheduler)
 
     def _handlers(self) -> dict[str, Callable[..., Any]]:
         """Return the handlers of the scheduler's RPCs, by name."""

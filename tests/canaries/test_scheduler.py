@@ -233,6 +233,29 @@ async def test_stealing_does_not_move_the_tasks_that_hpcgpu_adds_to_the_fast_one
 
 
 @canary
+async def test_a_task_whose_result_is_on_a_paused_worker_waits_if_no_worker_is_valid() -> None:
+    async with (
+        scheduler() as s,
+        Worker(s.address, nthreads=1, dashboard=False, memory_limit=0) as holds,
+        Worker(s.address, nthreads=1, dashboard=False),
+        client(s) as c,
+    ):
+        result = c.submit(int, 7, workers=[holds.address])
+        await c.gather(result, direct=False)
+        upstream = s.valid_workers
+        s.valid_workers = lambda task: (
+            set() if task.key == "needs" and holds.status == Status.paused else upstream(task)
+        )
+        holds.status = Status.paused
+        await until(lambda: s.workers[holds.address] not in s.running)
+        needs = c.submit(int, result, key="needs")
+        await until(lambda: "needs" in s.tasks)
+        assert s.tasks["needs"].state == "no-worker"
+        holds.status = Status.running
+        assert await asyncio.wait_for(c.gather(needs, direct=False), TIMEOUT) == 7
+
+
+@canary
 async def test_stealing_moves_a_task_that_waits_for_resources_when_hpcgpu_asks_for_it() -> None:
     def worker(name: str) -> Worker:
         return Worker(s.address, nthreads=4, name=name, dashboard=False, resources={"MEMORY": 100})

@@ -101,6 +101,7 @@ _CHARGED = "test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_says_so"
 _CALLS = "test_the_cluster_calls_what_hpcgpu_overrides"
 _SILENT = "test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbeats"
 _MOVES = "test_stealing_moves_a_task_that_waits_for_resources_when_hpcgpu_asks_for_it"
+_PAUSED = "test_a_task_whose_result_is_on_a_paused_worker_waits_if_no_worker_is_valid"
 _STAYS = "test_stealing_does_not_move_the_tasks_that_hpcgpu_adds_to_the_fast_ones"
 _UNREADABLE = "test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_hpcgpu_replaces"
 _RESULTS = "test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replaces"
@@ -154,6 +155,14 @@ USES: tuple[Use, ...] = (
             "distributed.client.Client._handle_report.cancelled-keys",
         )
     ],
+    Use(
+        "distributed.scheduler.SchedulerState.valid_workers",
+        "distributed",
+        Kind.REPLACED,
+        "a result on a GPU is not saved by a worker without one while its own worker is paused",
+        ("hpcgpu.dask_scheduler.data_recipients",),
+        _PAUSED,
+    ),
     _scheduler("stealing.fast_tasks", "a worker saves the results that it has: another one may have no GPU", _STAYS),
     Use(
         "distributed.stealing.WorkStealing.move_task_request",
