@@ -36,7 +36,7 @@ _MEMORY = (
     "If their memory was full: a text or `bytes` that Dask has moved to the disk needs twice its memory to be written, "
     "and each one to be read. Give the workers more memory, or make the pieces of the data smaller"
 )
-#: Of the tasks that write. Dask runs first what was submitted first, and a save cannot wait until all work is done.
+#: Of the tasks that write and read. Dask runs first what was submitted first, but a program waits for these.
 _PRIORITY = 1_000_000
 #: Seconds between two signs that this program still writes.
 _SIGN = 60.0
@@ -275,6 +275,7 @@ async def load(
             [piece.digest for piece in read],
             [piece.size for piece in read],
             key=list(keys),
+            priority=_PRIORITY,
             resources=dict(resources) if resources else None,
         )
         futures.extend(submitted)

@@ -210,26 +210,32 @@ def test_a_worker_without_work_does_not_take_over_the_results_that_another_one_s
     assert saved.size
 
 
-def test_a_save_does_not_wait_until_all_other_tasks_are_done(
-    cluster: LocalGPUCluster, client: Client, tmp_path: Path
+@pytest.mark.parametrize("act", ["checkpoint", "restore"])
+def test_neither_waits_until_all_other_tasks_are_done(
+    cluster: LocalGPUCluster, client: Client, tmp_path: Path, act: str
 ) -> None:
-    saved = tmp_path / "saved"
+    done = tmp_path / "done"
 
     def wait(number: int) -> bool:
-        """Return whether the save was complete when this task ended."""
+        """Return whether the save or the restore was complete when this task ended."""
         end = time.monotonic() + (0.1 if number < 100 else 30)
-        while not saved.exists() and time.monotonic() < end:
+        while not done.exists() and time.monotonic() < end:
             time.sleep(0.05)
-        return saved.exists()
+        return done.exists()
 
     data = client.map(pow, [2] * 4, range(4))
     client.gather(data)
+    if act == "restore":
+        cluster.checkpoint(data, tmp_path, name="demo")
     inputs = client.map(int, range(104))  # tasks without inputs would wait at the scheduler, and not at the workers
     client.gather(inputs)
     others = client.map(wait, inputs)
-    wait_for(others[:6])  # the save begins later, and Dask runs first what was submitted first
-    cluster.checkpoint(data, tmp_path, name="demo")
-    saved.touch()
+    wait_for(others[:6])  # what is submitted later has to overtake: Dask runs first what was submitted first
+    if act == "restore":
+        cluster.restore("demo", tmp_path)
+    else:
+        cluster.checkpoint(data, tmp_path, name="demo")
+    done.touch()
     assert client.gather(others)[-1]
 
 
