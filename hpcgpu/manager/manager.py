@@ -322,10 +322,7 @@ class Manager:
         client: SchedulerClient | None = None
         try:
             if state.ownership.attached:  # if the scheduler cannot be used, the cluster keeps its present manager
-                running = await running_scheduler(state, security=bool(self.options.cluster.security))
-                if running is not None:
-                    client = await self._reach(running)  # a busy scheduler takes its time, so the queue is asked again
-                    await running_scheduler(state, security=bool(self.options.cluster.security))
+                client = await self._reach_running()
             await self._starter.start()
             assert state.scheduler is not None
             address = str(state.scheduler.external_address or state.scheduler.address)
@@ -355,6 +352,20 @@ class Manager:
         await self.reconciler.observe_load()
         self.reconciler.drainer.go_on()
         self._periodic.watch_scheduler(client)
+
+    async def _reach_running(self) -> SchedulerClient | None:
+        """Connect to the scheduler of a cluster that this program wants to take over; return None if it has ended."""
+        security = bool(self.options.cluster.security)
+        while (running := await running_scheduler(self.state, security=security)) is not None:
+            try:
+                client = await self._reach(running)
+            except OSError:  # after half a minute
+                if await running_scheduler(self.state, security=security) == running:
+                    raise
+            else:  # a busy scheduler takes its time, so the queue is asked again
+                await running_scheduler(self.state, security=security)
+                return client
+        return None
 
     async def _reach(self, address: str) -> SchedulerClient:
         """Connect to the scheduler; raise or warn if its software and that of this program are incompatible."""

@@ -26,6 +26,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.client.hold import Hold
 from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.existing_clusters.lookup import locate
+from hpcgpu.manager import manager
 from tests.conftest import live, told
 from tests.helpers import CPU, GPU, messages, travels, waits_for_file
 from tests.helpers import hpcgpu as command_line
@@ -405,6 +406,30 @@ def test_worker_jobs_wait_for_a_program_that_takes_the_cluster_over(
         assert client.submit(pow, 2, 5).result() == 32
         assert live_names(cluster) == {"demo-0", "demo-scheduler2"}
         assert set(live(queue)) >= {queue_id(cluster, "demo-0")} <= set(before)
+    assert live(queue) == []
+
+
+def test_the_scheduler_ends_while_a_program_takes_the_cluster_over(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is gone when the program connects to it, and the queue has just reported that it runs."""
+    argv = [sys.executable, "-c", PROGRAM, "10m"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None and program.stdout.readline() == "ready\n"
+        client = hpcgpu.connect("demo", quiet=True)
+        program.kill()
+    look, looks = manager.running_scheduler, []
+
+    async def ends_after_the_first_look(*arguments: Any, **named: Any) -> str | None:
+        looks.append(address := await look(*arguments, **named))
+        if len(looks) == 1:
+            end_scheduler(client, signal.SIGKILL)
+        return address
+
+    monkeypatch.setattr(manager, "running_scheduler", ends_after_the_first_look)
+    with client, told(GONE), LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster:
+        assert looks[0] and client.submit(pow, 2, 5).result(timeout=60) == 32
+        assert live_names(cluster) == {"demo-0", "demo-scheduler2"}
     assert live(queue) == []
 
 
