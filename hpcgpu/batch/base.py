@@ -77,6 +77,24 @@ class Reasons:
     refused: Sequence[tuple[str, str]] = ()
 
 
+@dataclass(frozen=True)
+class After:
+    """What must have happened to a job before another one may start.
+
+    Attributes
+    ----------
+    job_id : str
+    ended : bool
+        Whether it must have ended, in whatever way (``afterany`` of Slurm and PBS); otherwise, started (``after``).
+    """
+
+    job_id: str
+    ended: bool = False
+
+    def __str__(self) -> str:
+        return f"{'afterany' if self.ended else 'after'}:{self.job_id}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobStatus:
     """What the batch system reports about one job at one moment. Its words are made `printable`.
@@ -204,7 +222,7 @@ class BatchSystem(ABC):
         *,
         job_name: str,
         logs: Path | None = None,
-        after: str | None = None,
+        after: After | None = None,
         exclude: Collection[str] = (),
         wanted: Callable[[], bool] = lambda: True,
     ) -> str:
@@ -219,8 +237,8 @@ class BatchSystem(ABC):
         logs : Path, optional
             Directory of the job's log, for a batch system that names the log at the submit, see `log_name`. Default:
             the one in the script.
-        after : str, optional
-            Id of a job that must have started before this one may.
+        after : After, optional
+            What must have happened to another job before this one may start.
         exclude : collection of str, optional
             Nodes to avoid, if the batch system can do that.
         wanted : callable, optional

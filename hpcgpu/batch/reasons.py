@@ -92,6 +92,7 @@ def explain(status: JobStatus, *, kind: str = "worker") -> str:
         if status.exit_code:
             sentence = f"{sentence}, exit code {status.exit_code}"
     if kind == "scheduler":
+        sentence = sentence.replace("the scheduler job has started", "the present scheduler job has ended")
         sentence = re.sub("`(cores|memory)`", r"`scheduler={'\1': ...}`", sentence)
     own = status.reason
     return f"{sentence} [{own}]" if own and sentence else sentence or own

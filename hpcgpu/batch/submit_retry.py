@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from hpcgpu.batch.base import BatchSystem, Reasons
+from hpcgpu.batch.base import After, BatchSystem, Reasons
 from hpcgpu.batch.reasons import advice
 from hpcgpu.batch.run_command import TIMEOUT, backoff, run
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Cancelled, SubmitLimited, SubmitRefused
@@ -77,7 +77,7 @@ class SubmitRetry(BatchSystem):
 
     @abstractmethod
     def submit_command(
-        self, script: Path, job_name: str, logs: Path | None, after: str | None, exclude: Collection[str]
+        self, script: Path, job_name: str, logs: Path | None, after: After | None, exclude: Collection[str]
     ) -> list[str]:
         """Return the command that submits a job."""
 
@@ -98,7 +98,7 @@ class SubmitRetry(BatchSystem):
         *,
         job_name: str,
         logs: Path | None = None,
-        after: str | None = None,
+        after: After | None = None,
         exclude: Collection[str] = (),
         wanted: Callable[[], bool] = lambda: True,
     ) -> str:

@@ -115,10 +115,10 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
         with contextlib.suppress(OSError):  # the terminal may be gone
             click.echo(f"hpcgpu: the start of {name} was interrupted, and its jobs are cancelled", err=True)
         sys.exit(130)
-    if cluster.options.cluster.notify and not adapt:
+    if cluster.options.cluster.notify and not adapt and cluster.options.cluster.on_scheduler_end == "end":
         click.echo(
             "hpcgpu: nobody manages this cluster after this command, so --notify does not run until a program attaches "
-            "to it. Add --adapt: then the scheduler job manages it",
+            "to it. Add --adapt or --on-scheduler-end restart: then the scheduler job manages it",
             err=True,
         )
     jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link

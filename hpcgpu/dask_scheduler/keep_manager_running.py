@@ -1,6 +1,6 @@
 """Keeps a manager running in the scheduler job while no other program manages the cluster; ends it with the scheduler.
 
-This manager is for adaptive scaling without a live client.
+This manager is for adaptive scaling without a live client, and for ``on_scheduler_end="restart"``.
 
 The manager is a separate process, ``python -m hpcgpu.orders.manager_in_scheduler_job``, so that it cannot delay the
 scheduler.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import sys
 import time
@@ -38,6 +37,8 @@ _ANSWER = 90.0
 _CHECK = 5.0
 #: Seconds until a manager that failed is started again: the first time, and at most.
 _PAUSE, _LONGEST_PAUSE = 60.0, 600.0
+#: Seconds that the manager has to end, also if it must cancel a job before.
+_STOP, _CANCEL = 5.0, 20.0
 #: Seconds from the record of a new manager to its first heartbeat: the manager queries the queue first.
 _TAKE_OVER = 300.0
 
@@ -75,8 +76,15 @@ class ManagerProcess:
         return self._problem if self._lease.manager == self._manager_then else ""
 
     def begin(self) -> None:
-        """Start the process soon; `problem` says why if this is impossible now."""
-        self._keep(begin=True)
+        """Start the process when no other program manages the cluster; `problem` says why if this is impossible."""
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep_running())
+
+    async def begin_if_wanted(self) -> None:
+        """Begin if the scheduler job must run a manager while no other program manages the cluster."""
+        with contextlib.suppress(OSError):
+            if (await in_thread(self.directory.wanted)).unattended:
+                self.begin()
 
     async def start(self) -> str:
         """Start or restart the process; return why this is impossible, empty if it has started.
@@ -87,7 +95,7 @@ class ManagerProcess:
         async with self._changing:
             problem = await self._start()
         if not problem:
-            self._keep()
+            self.begin()
         return problem
 
     async def _start(self) -> str:
@@ -108,7 +116,7 @@ class ManagerProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=variables_of_this_process.without(os.environ),  # its jobs run elsewhere
+                    env=variables_of_this_process.without(),  # its jobs run elsewhere
                     pass_fds=stage.lock(),  # the same environment: it cancels jobs after the scheduler was killed
                 )
         except OSError as error:
@@ -125,7 +133,7 @@ class ManagerProcess:
         code = await process.wait()
         if code and process is self._process:
             self._fail(
-                f"adaptive scaling stopped: the manager in the scheduler job ended with exit code {code}. It is "
+                f"nothing is scaled or replaced: the manager in the scheduler job ended with exit code {code}. It is "
                 f"started again. Log: {self.directory.logs / LOG}"
             )
 
@@ -134,36 +142,25 @@ class ManagerProcess:
             logger.error("hpcgpu: %s", problem)
         self._problem, self._manager_then = problem, self._lease.manager
 
-    def _keep(self, *, begin: bool = False) -> None:
-        if self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep_running(begin=begin))
-
-    async def _keep_running(self, *, begin: bool) -> None:
-        """Start the process whenever the cluster has no manager; after each failure wait longer.
-
-        Parameters
-        ----------
-        begin : bool
-            Whether its first start takes the cluster over from another manager.
-        """
+    async def _keep_running(self) -> None:
+        """Start the process whenever the cluster has no manager; after each failure wait longer."""
         again, pause = 0.0, _PAUSE
         while True:
             tried, problem = False, ""
             try:
                 async with self._changing:
                     if not self._runs:
-                        needed = await self._needed() or begin
-                        tried = needed and time.monotonic() >= again
+                        tried = await self._needed() and time.monotonic() >= again
                         problem = await self._start() if tried else ""
             except Exception as error:  # no error ends this task
                 problem, tried = repr(error), True
             if problem:
-                self._fail(f"adaptive scaling is off, and hpcgpu tries again: {problem}")
+                self._fail(f"no program scales the cluster or replaces its jobs, and hpcgpu tries again: {problem}")
             if self._watch is not None and not self._watch.done():
                 await asyncio.wait([self._watch])
                 tried = True
             if not self.problem:
-                begin, again, pause = False, 0.0, _PAUSE
+                again, pause = 0.0, _PAUSE
             elif tried:
                 again, pause = time.monotonic() + pause, min(2 * pause, _LONGEST_PAUSE)
             await asyncio.sleep(_CHECK)
@@ -180,7 +177,7 @@ class ManagerProcess:
             return False
         if not wanted.unattended or wanted.closing:
             return False
-        if latest is None or latest.left:
+        if latest is None or latest.left or latest.in_scheduler_job:  # that of an earlier scheduler job has ended
             return True
         if latest.number <= self._lease.manager:
             return not self._lease.present
@@ -201,13 +198,15 @@ class ManagerProcess:
             return f"compute nodes of this site cannot submit jobs: {error}"
         return ""
 
-    async def stop(self, *, replaced: bool = False) -> None:
+    async def stop(self, *, replaced: bool = False, over: bool = False) -> None:
         """End it.
 
         Parameters
         ----------
         replaced : bool, default False
             Another manager follows: the cluster does not end.
+        over : bool, default False
+            The cluster ends with this scheduler, so that no scheduler job follows.
         """
         if self._keeper is not None and not replaced:
             self._keeper.cancel()
@@ -215,9 +214,9 @@ class ManagerProcess:
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGHUP if replaced else signal.SIGTERM)
+            process.send_signal(signal.SIGHUP if replaced else signal.SIGINT if over else signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), 5)
+            await asyncio.wait_for(process.wait(), _CANCEL if over else _STOP)
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

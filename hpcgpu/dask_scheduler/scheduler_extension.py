@@ -171,7 +171,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_lose": self.lose,
             "hpcgpu_heartbeat": self.lease.heartbeat,
             "hpcgpu_goodbye": self.lease.goodbye,
-            "hpcgpu_release": self.lease.release,
+            "hpcgpu_release": self.release,
             "hpcgpu_end": self.lease.end,
             "hpcgpu_state": self.state,
             "hpcgpu_manage": self.manage,
@@ -214,6 +214,12 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         if self.manager_process is None:
             return "its scheduler does not run in a scheduler job"
         return await self.manager_process.start()
+
+    async def release(self) -> None:
+        """Continue without the manager that leaves; with the one in the scheduler job, if the cluster wants that."""
+        await self.lease.release()
+        if self.manager_process is not None:
+            await self.manager_process.begin_if_wanted()
 
     async def environment(self) -> dict[str, str]:
         """Return what software and GPU the scheduler has, see `hpcgpu.software.compare_environments`."""

@@ -19,6 +19,7 @@ from hpcgpu.existing_clusters.query_jobs import ended_by_itself
 from hpcgpu.store import saved_options
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.managers import ManagerRecord
+from hpcgpu.store.present_scheduler import waits_to_follow
 
 #: Why a worker job runs without workers.
 NO_SCHEDULER = "its workers have ended with the scheduler, and it waits for the next one"
@@ -59,7 +60,9 @@ def between_schedulers(directory: ClusterDirectory, jobs: Sequence[JobInfo], *, 
     except OptionError:
         return None
     manager, contact = directory.manager(), directory.contact()
-    left = manager is None or manager.left  # then no other scheduler follows
+    left = manager is None or manager.left  # then no other scheduler follows, but for one that was submitted before
+    if left and contact is not None and waits_to_follow(directory.submits(), contact.job_id):
+        left = False
     if options.options.cluster.on_scheduler_end != "restart" or left or directory.closing or ended_by_itself(directory):
         return None
     schedulers = [job for job in jobs if job.kind == "scheduler"]

@@ -7,7 +7,7 @@ import math
 import time
 from pathlib import Path
 
-from hpcgpu.batch.base import JobState
+from hpcgpu.batch.base import After, JobState
 from hpcgpu.client import lost_scheduler
 from hpcgpu.errors import ClusterError
 from hpcgpu.jobs.job import Job
@@ -39,6 +39,8 @@ class SchedulerJob(Job):
         Whether another scheduler job follows if it ends too early.
     standby : bool
         Whether it was submitted before it is needed, and takes over when the present scheduler job ends.
+    after_end : str or None
+        The job that must end before the queue starts this one.
     """
 
     kind = "scheduler"
@@ -57,6 +59,7 @@ class SchedulerJob(Job):
         self.timeout = timeout
         self.gpus = gpus
         self.restarts = self.standby = False
+        self.after_end: str | None = None
         self.contact: Contact | None = None
         self.reached_at: float | None = None
         self.answers = False
@@ -166,7 +169,9 @@ class SchedulerJob(Job):
         """Submit it without a wait. A job to which this program attaches was submitted before."""
         if self.job_id is None:
             self.submitting(Submitting())
-            self.record_id(await self.dispatcher.submit(self.script, name=self.name, kind=self.kind))
+            after = After(self.after_end, ended=True) if self.after_end is not None else None
+            submit = self.dispatcher.submit(self.script, name=self.name, kind=self.kind, after=after)
+            self.record_id(await submit)
 
     async def wait_until_reachable(self) -> None:
         """Wait for the contact. Time in the queue does not count.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.batch.base import BatchSystem, JobState
+from hpcgpu.batch.base import After, BatchSystem, JobState
 from hpcgpu.batch.queue_monitor import GRACE, Monitor, presumed_ended
 from hpcgpu.display.counts_and_durations import MANY, listed
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Damaged, NameLost, Superseded
@@ -146,7 +146,7 @@ class Dispatcher:
         name: str,
         kind: str,
         group: str = "default",
-        after: str | None = None,
+        after: After | None = None,
         exclude: Collection[str] = (),
     ) -> str:
         """Submit a job and watch it; see `BatchSystem.submit`. At most four commands run at a time.
@@ -160,7 +160,7 @@ class Dispatcher:
             return await in_thread(self._submit, script, name, kind, group, after, exclude)
 
     def _submit(
-        self, script: Path, name: str, kind: str, group: str, after: str | None, exclude: Collection[str]
+        self, script: Path, name: str, kind: str, group: str, after: After | None, exclude: Collection[str]
     ) -> str:
         with self._changed:
             if self.closing:
@@ -168,7 +168,7 @@ class Dispatcher:
             self._in_flight.add(name)
         try:
             self.check_manager()
-            self.directory.intend(name, kind, group)
+            self.directory.intend(name, kind, group, after.job_id if after is not None and after.ended else "")
             try:
                 # after the intent: a program that takes over now either reads the intent, or is detected here
                 self.check_manager()

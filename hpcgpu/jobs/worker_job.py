@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dask.utils import format_bytes
 
+from hpcgpu.batch.base import After
 from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.existing_clusters.between_schedulers import NO_SCHEDULER
 from hpcgpu.jobs.job import Job
@@ -53,7 +54,12 @@ class WorkerJob(Job):
         """Submit it; `after` is the id of a job that must have started before it may."""
         group = self.group
         job_id = await self.dispatcher.submit(
-            self.script, name=self.name, kind=self.kind, group=group.name, after=after, exclude=group.excluded()
+            self.script,
+            name=self.name,
+            kind=self.kind,
+            group=group.name,
+            after=After(after) if after is not None else None,
+            exclude=group.excluded(),
         )
         self.record_id(job_id)
 

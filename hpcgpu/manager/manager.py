@@ -443,9 +443,9 @@ class Manager:
         """
         state = self.state
         state.leaving, self._answers_until = True, time.monotonic() + seconds + _LAST_ANSWERS
-        await _end(await self._submits_and_drains(seconds))
         if self.reconciler.restarts is not None:
-            await self.reconciler.restarts.abandon()
+            self.reconciler.restarts.leave()
+        await _end(await self._submits_and_drains(seconds))
         if staying := await self.reconciler.drainer.give_up(self._answer_time):
             state.messages.warn(
                 f"{listed(staying)} of cluster {state.name} should end, but still works. It continues after this "

@@ -432,6 +432,8 @@ class Reconciler:
         except Superseded as error:
             state.supersede(str(error))
             raise ClusterError(str(error)) from error
+        if isinstance(command, Detach):  # a manager in the scheduler job submits the next scheduler job
+            command = Detach(unattended=command.unattended or self.restarts is not None)
         closing = state.wanted.closing
         with suppress(OSError):  # a filesystem that fails for a while closes no cluster
             closing = closing or state.dispatcher.directory.closing  # by another program

@@ -2,6 +2,9 @@
 
 The worker jobs stay in the queue: the running ones wait for the next scheduler (`hpcgpu.runtime.next_scheduler`). A
 scheduler job that is submitted before it is needed waits in the queue, and then in itself (`hpcgpu.runtime.standby`).
+
+The manager of a detached cluster may be in the scheduler job, and end with it. So the next scheduler job is always in
+the queue there, which starts it when the present one ends.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from contextlib import suppress
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.reasons import explain
+from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import AmbiguousSubmit, BatchError, ClusterError, ClusterWarning, Superseded
 from hpcgpu.jobs.job_phases import Ended, Planned
@@ -23,6 +27,9 @@ from hpcgpu.store.removed_directory import directory_exists
 
 #: Seconds until a refused submit is tried again: the first time, and at most; and how often.
 _PAUSE, _LAST_PAUSE, _REFUSALS = 5.0, 300.0, 10
+#: Seconds until another job is submitted in the place of one that has ended before its scheduler was reached: a full
+#: disk may have room again by then. The first one comes at once.
+_PAUSE_AFTER_FAILURE, _LAST_PAUSE_AFTER_FAILURE = 60.0, 240.0
 #: Seconds between two looks at what the next scheduler job does.
 _INTERVAL = 0.5
 
@@ -77,20 +84,38 @@ class SchedulerRestarts:
         state, present = self.state, self.state.scheduler
         if self.following is not None:
             self._watch(self.following)
-        elif (
-            isinstance(present, SchedulerJob)
+        if (
+            (self.following is None or self.following.after_end is not None)
+            and isinstance(present, SchedulerJob)
             and state.client is not None
-            and not (state.wanted.detached or state.leaving or state.cancelling)
+            and not (state.leaving or state.cancelling or self._submits_now)
             and self._failed <= _REFUSALS
             and state.now >= self._again_at
             and present.queue_status.state is JobState.RUNNING
             and not present.queue_status.suspended
-            and next_is_due(present.queue_status.start, present.queue_status.end, self._waits(present), now=state.now)
             and not state.dispatcher.directory.closing
         ):
-            self.following = self._new_job(next_name(state))
-            self.following.standby = True
-            self._submits = state.spawn(self._submit_following(self.following))
+            status = present.queue_status
+            if next_is_due(status.start, status.end, self._waits(present), now=state.now):
+                self._submit_next(None)
+            elif self.following is None and state.wanted.detached:
+                self._submit_next(present.job_id)
+
+    def leave(self) -> None:
+        """Let the queue start another scheduler job when the present one ends: this program leaves the cluster."""
+        present = self.state.scheduler
+        if self.following is None and isinstance(present, SchedulerJob) and present.job_id and not present.ended:
+            self._submit_next(present.job_id)
+
+    def _submit_next(self, after_end: str | None) -> None:
+        """Submit a job that should follow, perhaps in the place of one that waits for the end of the present one."""
+        earlier, self.following = self.following, self._new_job(next_name(self.state))
+        self.following.standby, self.following.after_end = True, after_end
+        self._submits = self.state.spawn(self._submit_following(self.following, earlier))
+
+    @property
+    def _submits_now(self) -> bool:
+        return self._submits is not None and not self._submits.done()
 
     def _waits(self, present: SchedulerJob) -> Iterator[float]:
         """Yield how long jobs of the cluster have waited."""
@@ -99,21 +124,25 @@ class SchedulerRestarts:
         for group in self.state.registry.groups.values():
             yield from group.waits
 
-    async def _submit_following(self, job: SchedulerJob) -> None:
+    async def _submit_following(self, job: SchedulerJob, earlier: SchedulerJob | None) -> None:
         try:
             await self._submit(job)
         except AmbiguousSubmit as error:
             self.state.messages.warn(str(error))
         except Superseded as error:
             self.state.supersede(str(error))
+            return
         except (BatchError, OSError) as error:
             if not self.state.dispatcher.closing:
-                self._lost(str(error))
+                self._lost(str(error), earlier)
+            return
+        if earlier is not None:
+            await self._drop(earlier)
 
     def _watch(self, job: SchedulerJob) -> None:
         """Record if the job that should follow cannot do that any more."""
         state = self.state
-        if self._submits is not None and not self._submits.done():
+        if self._submits_now:
             return
         if job.name not in state.registry.jobs:
             self._lost("the queue does not have it, and its submit got no answer")
@@ -122,10 +151,10 @@ class SchedulerRestarts:
         elif state.failures.unschedulable([job.name]):
             self._lost(f"it will never start: {explain(job.queue_status, kind=job.kind)}")
 
-    def _lost(self, why: str) -> None:
-        """Try again later; the user hears of the first failure."""
+    def _lost(self, why: str, earlier: SchedulerJob | None = None) -> None:
+        """Try again later, with the `earlier` one until then, if there is one; the user hears of the first failure."""
         state = self.state
-        job, self.following = self.following, None
+        job, self.following = self.following, earlier
         self._failed += 1
         self._again_at = state.now + _pause(self._failed)
         if job is not None and job.name in state.registry.jobs:
@@ -138,7 +167,7 @@ class SchedulerRestarts:
         say(f"{which}, which should follow the present one of cluster {state.name}, does not come: {why}\n{then}")
 
     async def abandon(self) -> None:
-        """Cancel the job that should follow: this program leaves the cluster, and nobody restarts its scheduler."""
+        """Cancel the job that should follow: the cluster ends with its scheduler."""
         job, self.following = self.following, None
         if job is not None:
             await self._drop(job)
@@ -244,7 +273,7 @@ class SchedulerRestarts:
         self.task = self.state.spawn(self._restart(client, report, lost), set())
 
     async def _restart(self, ended: SchedulerClient, report: str, lost: Callable[[str], Awaitable[None]]) -> None:
-        state, refused = self.state, 0
+        state, refused, failed = self.state, 0, 0
         await ended.close()
         while True:
             try:
@@ -260,16 +289,26 @@ class SchedulerRestarts:
                 if why:
                     await lost(f"{report}\nNo other scheduler was started: {why}. The last failure: {error}")
                     return
-                state.messages.warn(f"cluster {state.name} has no scheduler yet: {error}\nhpcgpu submits another job")
+                pause = _pause(refused) if refused else 0.0
                 if not isinstance(error, BatchError):
                     state.restarted.append(state.now)
-            await asyncio.sleep(_pause(refused) if refused else 0)
+                    pause = min(_LAST_PAUSE_AFTER_FAILURE, _PAUSE_AFTER_FAILURE * failed)
+                    failed += 1
+                then = f"hpcgpu submits another job{f' in {duration(pause)}' if pause else ''}"
+                state.messages.warn(f"cluster {state.name} has no scheduler yet: {error}\n{then}")
+            await self._wait(pause)
         if not state.managed:
             await client.close()
             return
         self._forgive()
         self._failed, self._again_at = 0, 0.0
         await self._connected(client)
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait, unless the cluster ends meanwhile."""
+        until, state = self.state.now + seconds, self.state
+        while state.managed and state.now < until and not state.dispatcher.directory.closing:
+            await asyncio.sleep(_INTERVAL)
 
     async def _next(self) -> SchedulerClient:
         """Wait until the scheduler of the next scheduler job listens, and connect to it."""

@@ -29,7 +29,10 @@ from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.decide_actions import Drain
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.journal import Submit
-from hpcgpu.store.present_scheduler import present_scheduler
+from hpcgpu.store.present_scheduler import present_scheduler, unexpected_ends
+
+#: How users know the manager that runs in the scheduler job.
+_IN_SCHEDULER_JOB = "hpcgpu in the scheduler job"
 
 
 def program() -> str:
@@ -43,7 +46,7 @@ def _called() -> str:
     if "ipykernel" in sys.modules and (notebook := os.environ.get("JPY_SESSION_NAME")):  # the Jupyter server sets it
         return f"notebook {printable(Path(notebook).name, 100)}"
     if script.parent.name == "orders" and script.name == "manager_in_scheduler_job.py":
-        return "hpcgpu in the scheduler job"
+        return _IN_SCHEDULER_JOB
     name = script.parent.name if script.name == "__main__.py" else script.name
     name = "python" if name in ("", "-", "-c", "-m") else name
     command = sys.argv[1] if name == "hpcgpu" and len(sys.argv) > 1 and sys.argv[1].isalpha() else ""
@@ -108,7 +111,7 @@ async def attach(state: ClusterState, new_job: Callable[[str], SchedulerJob]) ->
         The queue does not answer.
     """
     directory, dispatcher = state.dispatcher.directory, state.dispatcher
-    dispatcher.manager = directory.take_over(program()).number
+    dispatcher.manager = directory.take_over(program(), in_scheduler_job=_called() == _IN_SCHEDULER_JOB).number
     unanswered = without_id(directory)
     jobs: dict[str, Submit] = await in_thread(submitted, directory, dispatcher.batch)
     _check_scheduler(state, directory, jobs)
@@ -132,16 +135,18 @@ async def attach(state: ClusterState, new_job: Callable[[str], SchedulerJob]) ->
             if job_id == present:
                 scheduler = state.scheduler = job
             else:
-                following = job
+                following = _held(job, submit, present)
     names = {submit.name for submit in jobs.values()}
     for submit in unanswered:
         if submit.name not in names and submit.kind != "scheduler":
             _expect_worker_job(state, submit)
         elif submit.name not in names and not submit.cancelled:
-            following = _expect_scheduler_job(state, submit, new_job, following)
+            following = following or _held(new_job(submit.name), submit, present)
+            _expect_scheduler_job(state, submit, following)
     if following is not None:
         following.standby = True
     _count_earlier(state, directory, jobs)
+    state.restarted = unexpected_ends(directory.submits())
     await _check(state, scheduler, directory)
     state.messages.log(f"took over {counted(len(jobs), 'job')}")
     return following
@@ -204,18 +209,20 @@ async def _check(state: ClusterState, scheduler: SchedulerJob | None, directory:
         raise ClusterError(f"cluster {state.name} has ended and cannot be taken over: {what}")
 
 
-def _expect_scheduler_job(
-    state: ClusterState, submit: Submit, new_job: Callable[[str], SchedulerJob], following: SchedulerJob | None
-) -> SchedulerJob:
+def _held(job: SchedulerJob, submit: Submit, present: str | None) -> SchedulerJob:
+    """Return a job that should follow, with what holds it in the queue: the present scheduler job, or nothing."""
+    job.after_end = present if submit.after_end and submit.after_end == present else None
+    return job
+
+
+def _expect_scheduler_job(state: ClusterState, submit: Submit, following: SchedulerJob) -> None:
     """Take over the submit of a scheduler job that the queue does not show yet, if no other one follows."""
     state.dispatcher.expect(submit.name)
-    if following is not None:
+    if following.name != submit.name:
         state.dispatcher.will_cancel([submit.name])
-        return following
-    job = new_job(submit.name)
-    job.submitting(Submitting())
-    state.registry.add(job)
-    return job
+        return
+    following.submitting(Submitting())
+    state.registry.add(following)
 
 
 def _expect_worker_job(state: ClusterState, submit: Submit) -> None:

@@ -373,8 +373,8 @@ class ClusterOptions:
         parse=values.choice("end", "restart"),
         doc="What happens when the scheduler job ends too early: its walltime, a failed node, too little memory, "
         "preemption. 'end' ends the cluster. 'restart' submits another scheduler job, some time before the end of the "
-        "walltime; the worker jobs stay and wait for it. Results that only the workers had are lost in any case: see "
-        "checkpoint_every.",
+        "walltime; the worker jobs stay and wait for it. Then the scheduler job manages a cluster that its program has "
+        "left. Results that only the workers had are lost in any case: see checkpoint_every.",
     )
     restart_wait: float | None = option(
         parse=values.duration,
@@ -391,7 +391,7 @@ class ClusterOptions:
         True,
         parse=values.boolean,
         doc="Cancel the cluster's jobs when it is closed, and when this program ends. With False they run until "
-        "idle_timeout or walltime ends them; from_name attaches to the cluster again.",
+        "idle_timeout or the walltime of the scheduler job ends them; from_name attaches to the cluster again.",
     )
     wait: bool = option(
         True,

@@ -18,6 +18,7 @@ from hpcgpu.batch import batch_system
 from hpcgpu.errors import ClusterError, ClusterWarning, HpcgpuError
 from hpcgpu.existing_clusters.lookup import locate
 from hpcgpu.manager.manager import Manager
+from hpcgpu.manager.take_over import program
 from hpcgpu.runtime.scheduler_connection import scheduler_of, unreachable
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Detach, apply
 from hpcgpu.store import saved_options
@@ -49,6 +50,7 @@ def in_scheduler_job(directory: ClusterDirectory, command: Adapt) -> str:
     directory.want(apply(wanted, command))
     contact = directory.contact()  # after the request: a scheduler that starts now reads it
     if contact is None:
+        directory.leave(directory.take_over(program()).number)  # from a program that waits for the scheduler
         return f"{name}: adaptive scaling begins when its scheduler job does"
     try:
         problem = asyncio.run(asyncio.wait_for(_start(contact, directory), _TIMEOUT))
@@ -79,15 +81,18 @@ def main(path: Path) -> None:
 
 
 async def _manage(directory: ClusterDirectory) -> None:
-    """Manage the cluster until another manager takes over (SIGHUP), or the scheduler has ended (SIGTERM)."""
-    loop, end, ended = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+    """Manage the cluster until a signal.
 
-    def scheduler_ends() -> None:
-        ended.set()
+    SIGHUP: another manager takes over. SIGTERM: the scheduler has ended. SIGINT: the cluster has ended with it.
+    """
+    loop, end, received = asyncio.get_running_loop(), asyncio.Event(), set[signal.Signals]()
+
+    def receive(number: signal.Signals) -> None:
+        received.add(number)
         end.set()
 
-    loop.add_signal_handler(signal.SIGHUP, end.set)
-    loop.add_signal_handler(signal.SIGTERM, scheduler_ends)
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, receive, number)
     manager = Manager.of_existing(directory, batch_system(directory.system), ends_jobs=False)
     printed = 0
     try:
@@ -97,12 +102,26 @@ async def _manage(directory: ClusterDirectory) -> None:
                 await asyncio.wait_for(end.wait(), 1.0)
             printed = _print_new(manager, printed)
     finally:
-        if ended.is_set() and manager.managing:
-            manager.state.notify("ended", f"the scheduler of cluster {manager.state.name} has ended")
+        if received - {signal.SIGHUP} and manager.managing:
+            await _scheduler_ended(manager, over=signal.SIGINT in received)
         await manager.close(release=False)
         _print_new(manager, printed)
         # asyncio closes its pipe before it removes its handlers: a signal between the two is no error in the log
         signal.set_wakeup_fd(-1)
+
+
+async def _scheduler_ended(manager: Manager, *, over: bool) -> None:
+    """Notify the user of the end of the scheduler. If the cluster is `over` with it, no scheduler job may follow."""
+    restarts, text = manager.reconciler.restarts, f"the scheduler of cluster {manager.state.name} has ended"
+    following = restarts.following if restarts is not None else None
+    if following is not None and not over:
+        manager.state.notify("restarted", f"{text}, and scheduler job {following.job_id or following.name} follows")
+        return
+    manager.state.notify("ended", text)
+    if restarts is not None:  # worker jobs that have lost their scheduler would wait for another one
+        await restarts.abandon()
+        with suppress(OSError):
+            manager.state.dispatcher.directory.begin_close()
 
 
 def _print_new(manager: Manager, printed: int) -> int:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, MutableMapping
 
-#: The variable that names the others.
-_OWN = "HPCGPU_OWN_VARIABLES"
+_first: dict[str, str] = {}
 
 
 def set_missing(environ: MutableMapping[str, str], variables: Mapping[str, str]) -> None:
-    """Set those variables that the user has not set, and record which."""
-    missing = {name: value for name, value in variables.items() if name not in environ}
-    environ.update(missing)
-    environ[_OWN] = " ".join([*environ.get(_OWN, "").split(), *missing])
+    """Set those variables that the user has not set."""
+    environ.update({name: value for name, value in variables.items() if name not in environ})
 
 
-def without(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what `set_missing` has set."""
-    own = {_OWN, *environ.get(_OWN, "").split()}
-    return {name: value for name, value in environ.items() if name not in own}
+def remember(environ: Mapping[str, str]) -> None:
+    """Remember the environment in which this process begins."""
+    _first.clear()
+    _first.update(environ)
+
+
+def without() -> dict[str, str]:
+    """Return the environment without what hpcgpu has set in this process."""
+    return dict(_first or os.environ)

@@ -33,6 +33,11 @@ def scheduler_closes() -> None:
     _closed_by = 0 if getattr(handler, "__module__", "").startswith("distributed.") else signal.SIGTERM
 
 
+def ended_as_intended() -> bool:
+    """Whether the scheduler of this process closes because it was asked to, or had no work for `idle_timeout`."""
+    return _closed_by == 0
+
+
 def exit_code() -> int:
     """Return the exit code of a scheduler that Dask has closed: Dask exits with 0, as if nobody had ended it."""
     return 128 + _closed_by if _closed_by else 0
@@ -46,7 +51,7 @@ def remove_secrets(directory: ClusterDirectory, token: str, job_id: str, *, rest
 
     Only the scheduler job of the contact removes them; without a contact, the scheduler job of the journal.
     """
-    if restarts and _closed_by != 0:
+    if restarts and not ended_as_intended():
         return
     with contextlib.suppress(OSError):
         contact = directory.contact()

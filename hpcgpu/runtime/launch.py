@@ -32,6 +32,7 @@ from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.cuda_visible_devices import VARIABLE
 from hpcgpu.errors import Damaged, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric.node_gpus import gpus_on_node
+from hpcgpu.posix import variables_of_this_process
 from hpcgpu.runtime import forkserver, next_scheduler, preemption, stage, standby
 from hpcgpu.runtime.complete_dask_commands import scheduler_command, worker_command, worker_program
 from hpcgpu.runtime.credentials_of_job import exit_code, remove_secrets
@@ -51,6 +52,7 @@ def main(argv: Sequence[str]) -> None:
     faulthandler.enable()  # else a crash in a library leaves no line in the log of the job
     stage.release_at_exit()
     arguments, environment = _parse(argv), dict(os.environ)
+    variables_of_this_process.remember(environment)
     at_end = contextlib.ExitStack()
     try:
         command, place = prepare(arguments, at_end)

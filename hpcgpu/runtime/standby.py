@@ -1,7 +1,8 @@
 """A scheduler job that was submitted before the present one has ended: it waits until then.
 
 A dependency on the present job would hold it in the queue instead. But a job that is held gains no priority by its age
-on Slurm (without ``ACCRUE_ALWAYS``) and PBS, so that it would begin to wait when it is needed.
+on Slurm (without ``ACCRUE_ALWAYS``) and PBS, so that it would begin to wait when it is needed. So only the next job of
+a detached cluster is held like that, for an end that nobody expects: its manager may end with the scheduler job.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from hpcgpu.runtime.scheduler_connection import (
     identify,
     proves_life,
 )
-from hpcgpu.scaling.scheduler_restarts import STANDBY, ended_too_early
+from hpcgpu.scaling.scheduler_restarts import STANDBY, ended_too_early, too_many
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.journal import End, Submit
-from hpcgpu.store.present_scheduler import present_scheduler
+from hpcgpu.store.present_scheduler import present_scheduler, unexpected_ends
 
 #: Seconds between two looks at the journal, and between two connections to the scheduler.
 _LOOK, _PROBE = 2.0, 60.0
@@ -109,12 +110,12 @@ class _Standby:
             after = schedulers[schedulers.index(mine) + 1 :]
             if any(one.job_id == served for one in after):
                 raise LaunchError(f"scheduler job {served} has replaced this one: it ends")
-            if not self._alone(schedulers[: schedulers.index(mine)], contact, now=now):
+            if not self._alone(mine, schedulers[: schedulers.index(mine)], contact, now=now):
                 return False
         check_alone(directory, own.job_id)
         return True
 
-    def _alone(self, earlier: Sequence[Submit], contact: Contact | None, *, now: float) -> bool:
+    def _alone(self, mine: Submit, earlier: Sequence[Submit], contact: Contact | None, *, now: float) -> bool:
         """Whether the scheduler job that this one follows has ended; raise `LaunchError` if that was intended."""
         submit = present_scheduler(earlier, contact.job_id if contact is not None else "")
         if submit is None or submit.cancelled:
@@ -123,9 +124,15 @@ class _Standby:
         if self._present is None or (self._present.submit.name, self._present.contact) != (submit.name, by_contact):
             self._present = _Present(submit, by_contact, self._directory, self._batch)
         self._present.submit = submit
-        state = self._present.end(now=now)
-        if state is not None and not ended_too_early(state):
-            raise LaunchError(f"the scheduler job {submit.job_id} has ended as intended: this job ends too")
+        held = bool(mine.after_end) and mine.after_end == submit.job_id
+        state = self._present.end(started_by_it=held, now=now)
+        why = f"the scheduler job {submit.job_id} has ended as intended" if state and not ended_too_early(state) else ""
+        if held and state and not why:  # perhaps no manager counts the restarts
+            why = too_many(unexpected_ends(self._directory.submits())[:-1], now=time.time())
+        if why and held:  # perhaps no manager ends the worker jobs, which wait for this scheduler
+            self._directory.begin_close()
+        if why:
+            raise LaunchError(f"no scheduler is started: {why}. This job ends")
         if state is None and not self._present.said:
             self._present.said = True
             which = f"cluster {self._directory.path.name} has a scheduler in job {submit.job_id}"
@@ -166,8 +173,16 @@ class _Present:
         self._probe_at = 0.0
         self._refused_since: float | None = None
 
-    def end(self, *, now: float) -> JobState | None:
-        """Return how it has ended; None if it has not, as far as is known."""
+    def end(self, *, started_by_it: bool, now: float) -> JobState | None:
+        """Return how it has ended; None if it has not, as far as is known.
+
+        Parameters
+        ----------
+        started_by_it : bool
+            Whether the queue held this job until that end: it counts if the queue cannot be queried here.
+        now : float
+            Of `time.monotonic`.
+        """
         if self.submit.ended:
             return self._in_journal()
         if now < self._probe_at:
@@ -175,7 +190,8 @@ class _Present:
         self._probe_at = now + _PROBE
         found = identify(self.contact, self._directory) if self.contact is not None else ConnectionResult.REFUSED
         status = self._watch.poll(now=now) if found is not ConnectionResult.ACCEPTED else None
-        if status is not None and status.state.ended:
+        unknown = started_by_it and self._watch.error and found is not ConnectionResult.ACCEPTED
+        if unknown or (status is not None and status.state.ended):
             return self._record(status)
         if status is not None or found is not ConnectionResult.REFUSED:  # it may only be busy or suspended
             self._refused_since = None

@@ -53,6 +53,7 @@ class _Event:
     id: str = ""
     names: list[str] = field(default_factory=list)
     why: str = ""
+    after_end: str = ""
     state: str = ""
     start: float | None = None
     end: float | None = None
@@ -87,6 +88,8 @@ class Submit:
         The job ended before the cluster was closed or stopped, so it ended for another reason.
     cancelled : bool
         A manager decided to end the job, and did not revoke the decision: the job is no longer wanted.
+    after_end : str
+        The job that must end before the queue starts this one; empty if there is none.
     how : End or None
         How the job ended, if the queue reported it.
     """
@@ -101,15 +104,17 @@ class Submit:
     ended: bool = False
     before_close: bool = False
     cancelled: bool = False
+    after_end: str = ""
     how: End | None = None
 
 
 class Journal(Files):
     """The journal of one directory."""
 
-    def intend(self, name: str, kind: str, group: str = "default") -> None:
-        """Record that a job of this name is about to be submitted."""
-        self._append({"event": "intent", "name": name, "kind": kind, "group": group})
+    def intend(self, name: str, kind: str, group: str = "default", after_end: str = "") -> None:
+        """Record that a job of this name is about to be submitted, perhaps to start after the end of another one."""
+        held = {"after_end": after_end} if after_end else {}
+        self._append({"event": "intent", "name": name, "kind": kind, "group": group, **held})
 
     def submitted(self, name: str, job_id: str) -> None:
         """Record the id of a submitted job."""
@@ -191,7 +196,8 @@ class Journal(Files):
                 # a line of a manager that another program had already replaced
                 if record["name"] in jobs and jobs[record["name"]].job_id is not None:
                     earlier.append(jobs.pop(record["name"]))
-                jobs[record["name"]] = Submit(record["name"], record["kind"], group, time_)
+                after_end = record.get("after_end", "")
+                jobs[record["name"]] = Submit(record["name"], record["kind"], group, time_, after_end=after_end)
             elif record["event"] in ("cancel", "keep"):
                 names = record.get("names")
                 for name in names if isinstance(names, list) else ():

@@ -34,6 +34,8 @@ class ManagerRecord:
         Its identity on that host; see `hpcgpu.posix.process_identity`.
     left : bool
         Whether it has stopped managing the cluster, although it may still run.
+    in_scheduler_job : bool
+        Whether it runs in the scheduler job, and ends with it.
     """
 
     number: int = 0
@@ -41,6 +43,7 @@ class ManagerRecord:
     host: str = ""
     process: list[int] = field(default_factory=list)
     left: bool = False
+    in_scheduler_job: bool = False
 
     @property
     def lives(self) -> bool | None:
@@ -58,16 +61,20 @@ class ManagerRecord:
 class Managers(Files):
     """The managers of the cluster of one directory."""
 
-    def take_over(self, program: str) -> ManagerRecord:
+    def take_over(self, program: str, *, in_scheduler_job: bool = False) -> ManagerRecord:
         """Become the cluster's manager: no earlier one submits or cancels from now on.
 
         Parameters
         ----------
         program : str
             A description of the new manager, for people.
+        in_scheduler_job : bool, default False
+            Whether it runs in the scheduler job.
         """
         process = process_identity.identity(os.getpid())
-        record = ManagerRecord(program=program, host=socket.gethostname(), process=process)
+        record = ManagerRecord(
+            program=program, host=socket.gethostname(), process=process, in_scheduler_job=in_scheduler_job
+        )
         # Written before a number is taken: on a full disk the present manager must remain.
         draft = self.write(f".manager-{secrets.token_hex(4)}", json.dumps(asdict(record)))
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hpcgpu.batch.base import JobState, state_named
-from hpcgpu.scaling.scheduler_restarts import ended_too_early
+from hpcgpu.scaling.scheduler_restarts import ended_too_early, expected
 from hpcgpu.store.journal import Submit
 
 
@@ -52,6 +52,22 @@ def waits_to_follow(submits: Iterable[Submit], served: str) -> bool:
     return any(not (one.ended or one.cancelled) for one in there[numbers[-1] + 1 :]) if numbers else False
 
 
+def unexpected_ends(submits: Iterable[Submit]) -> list[float]:
+    """Return when scheduler jobs have ended, epoch seconds, that were restarted and not because of their walltime.
+
+    Parameters
+    ----------
+    submits : iterable of Submit
+        All jobs of the journal, in order.
+    """
+    over = [
+        one for one in submits if one.kind == "scheduler" and one.ended and not one.cancelled and one.how is not None
+    ]
+    ends = [one.how for one in over if one.how is not None and not _intended(one)]
+    return [how.end for how in ends if how.end is not None and not expected(state_named(how.state))]
+
+
 def _intended(submit: Submit) -> bool:
+    """Whether a scheduler job has ended, as the journal says, and somebody wanted that."""
     state = state_named(submit.how.state) if submit.how is not None else JobState.UNKNOWN
     return state.ended and not ended_too_early(state)

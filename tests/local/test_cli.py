@@ -355,7 +355,7 @@ def test_a_manager_in_the_scheduler_job_that_dies_is_told(queue: LocalQueue, hom
     manager.kill()
     until(
         lambda: (
-            "adaptive scaling stopped: the manager in the scheduler job ended with exit code -9"
+            "nothing is scaled or replaced: the manager in the scheduler job ended with exit code -9"
             in status("mind")["manager"]
         ),
         "it is told",

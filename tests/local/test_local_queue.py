@@ -16,9 +16,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.batch.base import After, JobState, JobStatus
 from hpcgpu.batch.local.jobs import JobRecord, read_directives, startable
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.batch.reasons import explain
 from hpcgpu.errors import BatchError, SubmitRefused
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +51,7 @@ class Site:
         self.home = home
         self.queue = LocalQueue(home / "queue", gpus=2, slots=4)
 
-    def submit(self, body: str, *directives: str, name: str = "job", after: str | None = None) -> str:
+    def submit(self, body: str, *directives: str, name: str = "job", after: After | None = None) -> str:
         script = self.home / "script.sh"
         head = "".join(f"#HPCGPU {directive}\n" for directive in (f"--output={self.home}/%j.log", *directives))
         script.write_text(f"#!/bin/bash\n{head}{body}\n")
@@ -170,22 +171,32 @@ def test_slots_limit_jobs(site: Site) -> None:
 def test_dependency_waits_and_lets_others_pass(site: Site) -> None:
     blocker = site.submit(FOREVER, "--gpus=2")
     first = site.submit(FOREVER, "--gpus=1")
-    second = site.submit("true", after=first)
+    second = site.submit("true", after=After(first))
     assert site.status(second).reason == "Dependency"
     site.queue.cancel([blocker])
     wait_for(lambda: site.state(first) is JobState.RUNNING)
     assert site.ended(second).state is JobState.COMPLETED  # while `first` still runs
     site.queue.cancel([first])
     site.ended(first)
-    assert site.ended(site.submit("true", after=first)).state is JobState.COMPLETED
+    assert site.ended(site.submit("true", after=After(first))).state is JobState.COMPLETED
     with pytest.raises(SubmitRefused, match="job 99"):
-        site.submit("true", after="99")
+        site.submit("true", after=After("99"))
+
+
+def test_a_job_that_waits_for_the_end_of_another_one_lets_others_pass(site: Site) -> None:
+    first = site.submit(FOREVER)
+    second = site.submit("true", after=After(first, ended=True))
+    assert site.ended(site.submit("true")).state is JobState.COMPLETED
+    assert site.status(second).reason == "Dependency"
+    assert "the present scheduler job has ended" in explain(site.status(second), kind="scheduler")
+    site.queue.cancel([first])
+    assert site.ended(second).state is JobState.COMPLETED
 
 
 def test_dependent_of_a_cancelled_job_runs(site: Site) -> None:
     blocker = site.submit(FOREVER, "--gpus=2")
     first = site.submit(FOREVER, "--gpus=1")
-    second = site.submit("true", after=first)
+    second = site.submit("true", after=After(first))
     site.queue.cancel([first])
     assert site.state(first) is JobState.CANCELLED
     assert site.ended(second).state is JobState.COMPLETED
@@ -323,7 +334,7 @@ def test_killed_supervisor_is_noticed(site: Site) -> None:
 def test_queue_goes_on_without_a_client(site: Site) -> None:
     first = site.submit(f"until test -e {site.home}/go; do sleep 0.05; done", "--gpus=2")
     second = site.submit("echo second", "--gpus=2")
-    third = site.submit(f"touch {site.home}/done", after=second)
+    third = site.submit(f"touch {site.home}/done", after=After(second))
     assert site.state(third) is JobState.PENDING
     (site.home / "go").touch()
     wait_for((site.home / "done").exists)  # without asking the queue
@@ -423,7 +434,9 @@ def test_startable_decides_by_order_alone() -> None:
         record("4", after="6"),
         record("5", 2),
         record("6"),
+        record("7", after_end="1"),
+        record("8", after_end="0"),
     ]
     assert [(job.job_id, devices) for job, devices in startable(records, "abc", 9)] == [("2", ["a"]), ("3", [])]
     assert [job.job_id for job, _ in startable(records, "abc", 2)] == ["2"]
-    assert [job.job_id for job, _ in startable(records, "abcd", 9)] == ["2", "3", "5", "6"]
+    assert [job.job_id for job, _ in startable(records, "abcd", 9)] == ["2", "3", "5", "6", "8"]

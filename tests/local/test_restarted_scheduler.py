@@ -354,18 +354,6 @@ def live_names(cluster: GPUCluster) -> set[str]:
     return {job.name for job in cluster.jobs if job.state in ("pending", "running")}
 
 
-def test_worker_jobs_of_a_cluster_without_a_manager_end_at_once(queue: LocalQueue, until: Until) -> None:
-    LocalGPUCluster(name="demo", jobs=1, **RESTART).detach()
-    with hpcgpu.connect("demo", quiet=True) as client:
-        client.wait_for_workers(1)
-        lost = client.submit(time.sleep, 1000)
-        end_scheduler(client, signal.SIGKILL)
-        with pytest.raises(FutureCancelledError, match="the scheduler of cluster demo is gone: scheduler job 1 "):
-            lost.result(timeout=60)
-        until(lambda: live(queue) == [], "nobody submits another scheduler job, so that they wait for nothing")
-    assert command_line("stop", "demo").returncode == 0
-
-
 PROGRAM = """
 import sys
 from hpcgpu import LocalGPUCluster

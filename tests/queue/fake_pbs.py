@@ -189,8 +189,9 @@ def _held(state: State, job: State) -> bool:
     stays held.
     """
     if job["depend"]:
-        other = state["jobs"].get(job["depend"].split(".")[0])
-        if other is None or "stime" in other:
+        kind, _, other_id = job["depend"].partition(":")
+        other = state["jobs"].get(other_id.split(".")[0])
+        if other is None or ("end" if kind == "afterany" else "stime") in other:
             job["depend"] = ""
     return bool(job["depend"]) or job["user_hold"]
 
@@ -390,7 +391,7 @@ def qsub(state: State, arguments: list[str]) -> str:
         "keep": given.get("k", ["n"])[-1],
         "join": given.get("j", ["n"])[-1],
         "checkpoint": given.get("c", ["u"])[-1],
-        "depend": attributes.get("depend", "").removeprefix("after:"),
+        "depend": attributes.get("depend", ""),
         "user_hold": "h" in given,
         "arguments": " ".join(arguments),
         "ctime": time.time(),
@@ -490,7 +491,7 @@ def _full(job_id: str, job: State) -> str:
         "server": SERVER,
         "Checkpoint": job["checkpoint"],
         "ctime": time.ctime(job["ctime"]),
-        **({"depend": f"after:{job['depend']}@{SERVER}"} if job["depend"] else {}),
+        **({"depend": f"{job['depend']}@{SERVER}"} if job["depend"] else {}),
         **({"exec_host": "n0/0", "exec_vnode": "(n0:ncpus=1)"} if begun else {}),
         "Hold_Types": holds or "n",
         "Join_Path": job["join"],

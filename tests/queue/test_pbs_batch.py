@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fake_pbs import Site
 
-from hpcgpu.batch.base import JobState, JobStatus, Outlook
+from hpcgpu.batch.base import After, JobState, JobStatus, Outlook
 from hpcgpu.batch.pbs.client import PBS, parse_attributes, parse_job_id, statuses
 from hpcgpu.batch.pbs.names import pbs_name
 from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes
@@ -52,7 +52,7 @@ def script(site: Site, body: str = "exec sleep 600", *directives: str) -> Path:
     return path
 
 
-def submit(batch: PBS, site: Site, name: str = "ada-1", body: str = "exec sleep 600", **more: str) -> str:
+def submit(batch: PBS, site: Site, name: str = "ada-1", body: str = "exec sleep 600", **more: After) -> str:
     return batch.submit(script(site, body), job_name=name, logs=site.folder / "logs", **more)
 
 
@@ -351,7 +351,7 @@ def test_a_missing_command_is_named_with_what_to_do(batch: PBS, pbs: Site, monke
 
 def test_submit_passes_name_dependency_and_log(batch: PBS, pbs: Site) -> None:
     first = submit(batch, pbs, "a-cluster-of-mine-7")
-    second = submit(batch, pbs, "a-cluster-of-mine-8", after=first)
+    second = submit(batch, pbs, "a-cluster-of-mine-8", after=After(first))
     assert pbs.calls("qsub")[1] == [
         *("-N", "a-cluster-of-8", "-v", "HPCGPU_PBS_JOB=a-cluster-of-mine-8"),
         *(
@@ -363,7 +363,15 @@ def test_submit_passes_name_dependency_and_log(batch: PBS, pbs: Site) -> None:
         ),
     ]
     assert batch.poll([second])[second].name == "a-cluster-of-mine-8"
+    third = submit(batch, pbs, "a-cluster-of-mine-9", after=After(first, ended=True))
+    assert f"depend=afterany:{first}" in pbs.calls("qsub")[-1]
+    held = batch.poll([third])[third]
+    assert "the present scheduler job has ended" in explain(held, kind="scheduler"), "it waits for the end of the first"
     batch.cancel([first, second])
+    until_it_runs = states(batch, third)
+    while until_it_runs[third] is not JobState.RUNNING:
+        until_it_runs = states(batch, third)
+    batch.cancel([third])
 
 
 def test_jobs_of_two_clusters_with_the_same_short_name_are_told_apart(batch: PBS, pbs: Site) -> None:
@@ -564,7 +572,7 @@ def test_only_pending_spares_what_runs(batch: PBS, pbs: Site) -> None:
     blocker = submit(batch, pbs, "ada-big")
     path = script(pbs, "exec sleep 600", "-l select=2:ngpus=2")
     full = [batch.submit(path, job_name=f"ada-{i}") for i in (2, 3)]
-    held = submit(batch, pbs, "ada-4", after=full[1])
+    held = submit(batch, pbs, "ada-4", after=After(full[1]))
     assert [states(batch, i)[i] for i in (running, full[0], full[1], held)] == [JobState.RUNNING] * 2 + [
         JobState.PENDING
     ] * 2
@@ -619,7 +627,7 @@ def test_a_job_that_is_just_ending_is_no_error_to_cancel(batch: PBS, pbs: Site) 
 def test_a_job_that_waits_for_a_deleted_one_stays_held_until_it_is_cancelled(batch: PBS, pbs: Site) -> None:
     path = script(pbs, "exec sleep 600", "-l select=1:ncpus=999")
     scheduler = batch.submit(path, job_name="ada-scheduler")
-    worker = submit(batch, pbs, after=scheduler)
+    worker = submit(batch, pbs, after=After(scheduler))
     batch.cancel([scheduler])
     assert states(batch, scheduler, worker) == {worker: JobState.PENDING}
     assert outlook(batch.poll([worker])[worker]) is Outlook.WAIT

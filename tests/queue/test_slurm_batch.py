@@ -17,7 +17,7 @@ import psutil
 import pytest
 from fake_slurm import Site
 
-from hpcgpu.batch.base import JobState
+from hpcgpu.batch.base import After, JobState
 from hpcgpu.batch.queue_monitor import Monitor
 from hpcgpu.batch.run_command import run
 from hpcgpu.batch.slurm.client import Slurm, parse_squeue
@@ -81,9 +81,11 @@ def test_a_line_of_squeue_is_read(line: str, expected: dict[str, object]) -> Non
 
 
 def test_submit_returns_the_id_and_passes_name_and_dependency(slurm: Slurm, site: Site) -> None:
-    assert submit(slurm, site, after="77", exclude=["n1", "n2"]) == "101"
+    assert submit(slurm, site, after=After("77"), exclude=["n1", "n2"]) == "101"
+    submit(slurm, site, after=After("77", ended=True))
     assert site.calls("sbatch") == [
-        ["--parsable", "--job-name=ada-w1", "--dependency=after:77", "--exclude=n1,n2", str(site.script)]
+        ["--parsable", "--job-name=ada-w1", "--dependency=after:77", "--exclude=n1,n2", str(site.script)],
+        ["--parsable", "--job-name=ada-w1", "--dependency=afterany:77", str(site.script)],
     ]
 
 

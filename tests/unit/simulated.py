@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
+from hpcgpu.batch.base import After, BatchSystem, JobState, JobStatus, OwnJob
 from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
 from hpcgpu.configuration.resolve import resolve
@@ -56,7 +56,7 @@ class Queue(BatchSystem):
         *,
         job_name: str,
         logs: Path | None = None,
-        after: str | None = None,
+        after: After | None = None,
         exclude: Collection[str] = (),
         wanted: Callable[[], bool] = lambda: True,
     ) -> str:
@@ -64,7 +64,11 @@ class Queue(BatchSystem):
             raise self.refusal
         job_id, self.excluded = str(next(self.ids)), list(exclude)  # several are submitted at a time, in threads
         self.jobs[job_id] = JobStatus(
-            job_id=job_id, state=JobState.PENDING, name=job_name, reason="Priority", words=REASONS
+            job_id=job_id,
+            state=JobState.PENDING,
+            name=job_name,
+            reason="Dependency" if after is not None and after.ended else "Priority",
+            words=REASONS,
         )
         if self.loses_answers:
             raise AmbiguousSubmit(f"it is not known whether job {job_name!r} exists")

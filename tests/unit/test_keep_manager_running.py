@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -18,6 +19,7 @@ from hpcgpu.dask_scheduler import keep_manager_running
 from hpcgpu.dask_scheduler.end_without_manager import ManagerLease
 from hpcgpu.dask_scheduler.keep_manager_running import LOG, ManagerProcess
 from hpcgpu.errors import BatchError, BatchUnavailable
+from hpcgpu.posix import variables_of_this_process
 from hpcgpu.scaling.wanted_state import Wanted
 from hpcgpu.store import create_directory
 
@@ -57,15 +59,15 @@ async def test_the_end_of_a_manager_is_a_problem_unless_it_ends_as_intended(
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=ib0")
-    monkeypatch.setenv("HPCGPU_OWN_VARIABLES", "NCCL_SOCKET_IFNAME")
+    monkeypatch.setattr(variables_of_this_process, "_first", {"PATH": os.environ["PATH"]})
     manager._fail("adaptive scaling stopped: of the manager before")
     assert await manager.start() == ""
     assert manager._watch is not None
     await manager._watch
     log = manager.directory.logs / LOG
     failure = (
-        f"adaptive scaling stopped: the manager in the scheduler job ended with exit code {code}. It is started again. "
-        f"Log: {log}"
+        f"nothing is scaled or replaced: the manager in the scheduler job ended with exit code {code}. It is started "
+        f"again. Log: {log}"
     )
     assert manager.problem == (failure if code else "")
     assert log.read_text().startswith("-P -m hpcgpu."), "nothing is imported from the working directory"
@@ -142,8 +144,8 @@ async def test_a_queue_that_is_away_when_the_scheduler_starts_delays_its_manager
     await manager.stop()
     [said] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert said.endswith(
-        "adaptive scaling is off, and hpcgpu tries again: the queue does not answer on the node of the scheduler job: "
-        "`squeue` did not answer within 60 s"
+        "no program scales the cluster or replaces its jobs, and hpcgpu tries again: the queue does not answer on the "
+        "node of the scheduler job: `squeue` did not answer within 60 s"
     )
 
 

@@ -96,14 +96,12 @@ async def test_it_is_submitted_earlier_if_jobs_have_waited_for_long(site: Site) 
     assert "demo-scheduler2" in live(site)
 
 
-@pytest.mark.parametrize("case", ["detached", "suspended", "stopped", "leaving"])
+@pytest.mark.parametrize("case", ["suspended", "stopped", "leaving"])
 async def test_it_is_not_submitted(site: Site, case: str) -> None:
     if case == "suspended":
         site.says("demo-scheduler", JobState.RUNNING, suspended=True, start=site.now, end=site.now + WALLTIME)
         await site.polled()
     site.state.leaving = case == "leaving"
-    if case == "detached":
-        site.reconciler.order(Detach())
     if case == "stopped":
         site.directory.begin_close()
     await shortly_before_the_end(site)
@@ -132,6 +130,26 @@ async def test_it_takes_over_and_only_a_failure_counts(site: Site, end: JobState
     assert not site.state.phase.restarting and site.state.scheduler is job
     assert len(site.state.restarted) == (end is not JobState.TIMEOUT)
     assert site.reconciler.restarts.following is None
+
+
+async def test_jobs_that_fail_at_their_start_follow_with_pauses(site: Site) -> None:
+    async def comes(name: str) -> None:
+        async with asyncio.timeout(30):
+            while name not in live(site):
+                await asyncio.sleep(0.05)
+
+    site.client.listening = False
+    for name in ("demo-scheduler", "demo-scheduler2", "demo-scheduler3"):
+        await comes(name)
+        await site.polled()
+        site.says(name, JobState.FAILED, start=site.now - 1, end=site.now)
+        await site.polled()
+    async with asyncio.timeout(30):
+        while not any("hpcgpu submits another job in 60 s" in text for text in site.warned):
+            await asyncio.sleep(0.05)
+    assert live(site) == ["demo-0"], "a full disk may have room again later"
+    site.now += 61
+    await comes("demo-scheduler4")
 
 
 async def test_what_is_refused_is_told_once_and_tried_again_but_not_for_ever(site: Site) -> None:
@@ -341,9 +359,47 @@ async def test_one_whose_submit_got_no_answer_and_that_comes_too_late_stays_unwa
     assert "demo-scheduler2" not in live(site)
 
 
-async def test_it_is_cancelled_when_the_program_leaves_the_cluster(site: Site) -> None:
+def following(site: Site) -> SchedulerJob:
+    assert site.reconciler.restarts is not None and site.reconciler.restarts.following is not None
+    return site.reconciler.restarts.following
+
+
+async def test_the_queue_holds_that_of_a_detached_cluster_until_it_is_time_to(site: Site) -> None:
+    site.reconciler.order(Detach())
+    assert site.state.wanted.unattended, "the scheduler job manages it"
+    await site.passes(10)
+    assert live(site) == ["demo-scheduler", "demo-0", "demo-scheduler2"]
+    assert site.shown["demo-scheduler2"][1] == "it starts once the present scheduler job has ended [Dependency]"
     await shortly_before_the_end(site)
+    await site.passes(10)
+    assert live(site) == ["demo-scheduler", "demo-0", "demo-scheduler3"], "it waits in the queue like other jobs"
+    assert [submit.after_end for submit in site.directory.submits()] == ["", "", "1", ""]
+    assert following(site).name == "demo-scheduler3" and told(site) == []
+
+
+async def test_one_that_the_queue_holds_stays_if_another_one_is_refused(site: Site) -> None:
+    site.reconciler.order(Detach())
+    await site.passes(10)
+    site.queue.refusal = SubmitRefused("too many jobs")
+    await shortly_before_the_end(site)
+    assert live(site) == ["demo-scheduler", "demo-0", "demo-scheduler2"] and len(told(site)) == 1
+    assert following(site).name == "demo-scheduler2"
+    site.queue.refusal = None
+    await site.passes(200)
+    assert live(site) == ["demo-scheduler", "demo-0", "demo-scheduler4"]
+
+
+@pytest.mark.parametrize("due", [False, True])
+async def test_it_stays_in_the_queue_when_the_program_leaves_the_cluster(site: Site, due: bool) -> None:
+    if due:
+        await shortly_before_the_end(site)
     assert site.reconciler.restarts is not None
+    site.state.leaving = True
+    for _ in range(2):
+        site.reconciler.restarts.leave()
+        await site.passes(10)
+    assert live(site) == ["demo-scheduler", "demo-0", "demo-scheduler2"]
+    assert following(site).after_end == (None if due else "1")
     await site.reconciler.restarts.abandon()
-    assert live(site) == ["demo-scheduler", "demo-0"]
+    assert live(site) == ["demo-scheduler", "demo-0"], "the cluster ends with its scheduler"
     assert [submit.cancelled for submit in site.directory.submits()] == [False, False, True]

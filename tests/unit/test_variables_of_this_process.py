@@ -1,15 +1,23 @@
-"""What hpcgpu sets in the environment of one process, and jobs do not inherit."""
+"""Environment variables that hpcgpu sets for one process."""
 
 from __future__ import annotations
 
-from hpcgpu.posix.variables_of_this_process import set_missing, without
+import os
+
+import pytest
+
+from hpcgpu.posix import variables_of_this_process as variables
 
 
-def test_a_process_that_starts_jobs_on_other_nodes_passes_on_only_what_the_user_has_set() -> None:
-    users = {"GLOO_SOCKET_IFNAME": "hsn", "A": "1"}
-    environ = dict(users)
-    set_missing(environ, {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "=eth0"})
-    set_missing(environ, {"CUDF_SPILL": "on"})
-    assert environ["NCCL_SOCKET_IFNAME"] == "=eth0" and environ["CUDF_SPILL"] == "on"
-    assert environ["GLOO_SOCKET_IFNAME"] == "hsn"
-    assert without(environ) == users == without(users)
+def test_variables_of_the_user_stay_and_what_is_set_later_is_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variables, "_first", {})
+    monkeypatch.setenv("MINE", "1")
+    monkeypatch.setenv("DASK_TEMPORARY_DIRECTORY", "/scratch")
+    monkeypatch.delenv("OURS", raising=False)
+    variables.remember(os.environ)
+    variables.set_missing(os.environ, {"MINE": "2", "OURS": "3"})
+    monkeypatch.setenv("DASK_TEMPORARY_DIRECTORY", "/scratch/of-this-process")
+    assert (os.environ["MINE"], os.environ.pop("OURS")) == ("1", "3")
+    passed_on = variables.without()
+    assert passed_on["MINE"] == "1" and passed_on["DASK_TEMPORARY_DIRECTORY"] == "/scratch"
+    assert "OURS" not in passed_on

@@ -24,6 +24,7 @@ class JobRecord:
     devices: list[str] = field(default_factory=list)  # which ones it has
     walltime: float | None = None  # seconds
     after: str | None = None  # the job that must start, or end, before
+    after_end: str | None = None  # the job that must end before
     state: JobState = JobState.PENDING
     verdict: JobState | None = (
         None  # for a job that is being ended: its state then, if that does not depend on the exit code
@@ -56,9 +57,10 @@ def startable(records: Sequence[JobRecord], gpus: Sequence[str], slots: int) -> 
     free = [device for device in gpus if device not in taken]
     room = slots - len(active)
     waiting = {job.job_id for job in records if job.state is JobState.PENDING}
+    live = {job.job_id for job in records}
     starts = []
     for job in records:
-        if job.job_id not in waiting or job.after in waiting:
+        if job.job_id not in waiting or job.after in waiting or job.after_end in live:
             continue
         if job.gpus > len(free) or room < 1:
             break
@@ -71,10 +73,10 @@ def startable(records: Sequence[JobRecord], gpus: Sequence[str], slots: int) -> 
 def with_reasons(records: Sequence[JobRecord]) -> list[JobRecord]:
     """Return the pending jobs with the reason why each cannot start now."""
     pending = [job for job in records if job.state is JobState.PENDING]
-    ids = {job.job_id for job in pending}
+    ids, live = {job.job_id for job in pending}, {job.job_id for job in records}
     explained, reason = [], "Resources"
     for job in pending:
-        if job.after in ids:
+        if job.after in ids or job.after_end in live:
             explained.append(replace(job, reason="Dependency"))
         else:
             explained.append(replace(job, reason=reason))

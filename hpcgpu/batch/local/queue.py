@@ -36,7 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob
+from hpcgpu.batch.base import After, BatchSystem, JobState, JobStatus, OwnJob
 from hpcgpu.batch.cuda_visible_devices import visible_devices
 from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.local.jobs import JobRecord, read_directives, startable, with_reasons
@@ -135,7 +135,7 @@ class LocalQueue(BatchSystem):
         *,
         job_name: str,
         logs: Path | None = None,
-        after: str | None = None,
+        after: After | None = None,
         exclude: Collection[str] = (),
         wanted: Callable[[], bool] = lambda: True,
     ) -> str:
@@ -156,11 +156,13 @@ class LocalQueue(BatchSystem):
         with self._locked() as machine:
             last = max([_load(self.directory / "last-id", int) or 0, *map(int, self._ids(".json"))])
             path = str(script.absolute())
-            job = JobRecord(**fields, job_id=str(last + 1), cwd=cwd, script=path, after=after)
+            other = after.job_id if after is not None and not after.ended else None
+            ended = after.job_id if after is not None and after.ended else None
+            job = JobRecord(**fields, job_id=str(last + 1), cwd=cwd, script=path, after=other, after_end=ended)
             if words := _too_large(job, machine):
                 raise SubmitRefused(words)
-            if after is not None and not (re.fullmatch("[0-9]+", after) and 0 < int(after) <= last):
-                raise SubmitRefused(f"job {job.name!r} waits for job {after}, which this queue does not know")
+            if after is not None and not (re.fullmatch("[0-9]+", after.job_id) and 0 < int(after.job_id) <= last):
+                raise SubmitRefused(f"job {job.name!r} waits for job {after.job_id}, which this queue does not know")
             _store(self.directory / "last-id", last + 1)
             _replace(self._jobs / f"{job.job_id}.sh", content)
             _store(self._jobs / f"{job.job_id}.env", environ)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
-from hpcgpu.batch.base import JobState, JobStatus, OwnJob
+from hpcgpu.batch.base import After, JobState, JobStatus, OwnJob
 from hpcgpu.batch.command_batch import CommandBatch
 from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.pbs import estimate as estimates
@@ -195,13 +195,13 @@ class PBS(CommandBatch):
         )
 
     def submit_command(
-        self, script: Path, job_name: str, logs: Path | None, after: str | None, exclude: Collection[str]
+        self, script: Path, job_name: str, logs: Path | None, after: After | None, exclude: Collection[str]
     ) -> list[str]:
         argv = ["qsub", "-N", pbs_name(job_name), "-v", f"{VARIABLE}={job_name}"]
         if logs is not None:
             argv += ["-o", str(logs / self.log_name(job_name, ""))]
         if after is not None:
-            argv += ["-W", f"depend=after:{after}"]
+            argv += ["-W", f"depend={after}"]
         return [*argv, str(script)]
 
     def read_job_id(self, stdout: str) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from hpcgpu.batch.base import JobState, JobStatus, OwnJob
+from hpcgpu.batch.base import After, JobState, JobStatus, OwnJob
 from hpcgpu.batch.command_batch import CommandBatch
 from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.recognise_own_scripts import is_job_script, runs_hpcgpu
@@ -199,11 +199,11 @@ class Slurm(CommandBatch):
             )
 
     def submit_command(
-        self, script: Path, job_name: str, logs: Path | None, after: str | None, exclude: Collection[str]
+        self, script: Path, job_name: str, logs: Path | None, after: After | None, exclude: Collection[str]
     ) -> list[str]:
         argv = ["sbatch", "--parsable", f"--job-name={job_name}"]
         if after is not None:
-            argv.append(f"--dependency=after:{after}")
+            argv.append(f"--dependency={after}")
         if exclude:
             argv.append(f"--exclude={','.join(exclude)}")
         return [*argv, str(script)]

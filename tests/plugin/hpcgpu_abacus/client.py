@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from hpcgpu.batch.base import JobState, JobStatus, Outlook, OwnJob, Reasons
+from hpcgpu.batch.base import After, JobState, JobStatus, Outlook, OwnJob, Reasons
 from hpcgpu.batch.command_batch import CommandBatch
 from hpcgpu.batch.queues import Queue, Queues, answer
 from hpcgpu.batch.run_command import require
@@ -76,9 +76,10 @@ class Abacus(CommandBatch):
             require(command, "Abacus' commands are needed: run this on a login node.")
 
     def submit_command(
-        self, script: Path, job_name: str, logs: Path | None, after: str | None, exclude: Collection[str]
+        self, script: Path, job_name: str, logs: Path | None, after: After | None, exclude: Collection[str]
     ) -> list[str]:
-        return ["ab-submit", "--name", job_name, *(["--link", after] if after else []), str(script)]
+        link = [] if after is None else ["--link-end" if after.ended else "--link", after.job_id]
+        return ["ab-submit", "--name", job_name, *link, str(script)]
 
     def read_job_id(self, stdout: str) -> str | None:
         match = re.search(r"^job ([0-9]{1,18}) counted$", stdout, re.MULTILINE)

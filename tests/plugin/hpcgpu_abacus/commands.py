@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hpcgpu.batch.base import JobState
+from hpcgpu.batch.base import After, JobState
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.errors import BatchError
 
@@ -46,15 +46,17 @@ def translated(script: str) -> str:
 
 
 def submit() -> None:
-    """ab-submit [--name NAME] [--link JOB] SCRIPT."""
+    """ab-submit [--name NAME] [--link JOB | --link-end JOB] SCRIPT."""
     *given, script = sys.argv[1:]
     options = dict(zip(given[::2], given[1::2], strict=True))
+    links = [(option, options[option]) for option in ("--link", "--link-end") if option in options]
+    after = next((After(job_id, ended=option == "--link-end") for option, job_id in links), None)
     with tempfile.NamedTemporaryFile("w", dir=Path(script).parent, suffix=".sh") as copy:
         copy.write(translated(Path(script).read_text()))
         copy.flush()
         try:
             job_id = LocalQueue().submit(
-                Path(copy.name), job_name=options.get("--name", Path(script).stem), after=options.get("--link")
+                Path(copy.name), job_name=options.get("--name", Path(script).stem), after=after
             )
         except BatchError as error:
             sys.exit(f"ab-submit: {error}")
