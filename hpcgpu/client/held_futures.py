@@ -27,6 +27,12 @@ _REFUSED = (
     "tasks that are submitted {how} do not run again if the scheduler ends, though a block of `replay` runs: their "
     "futures, and those that need them, become an error then"
 )
+_FORGOTTEN = (
+    "tasks that are given to fire_and_forget do not run again if the scheduler ends, though a block of `replay` runs, "
+    "unless your program holds their futures then"
+)
+#: The client of the scheduler that wants such tasks.
+_FORGETS = "fire-and-forget"
 _numbers = itertools.count()
 #: For each block that runs: whether a client belongs to it.
 _blocks: list[Callable[[Client], bool]] = []
@@ -92,16 +98,18 @@ class HeldFutures:
         self._warned: set[str] = set()
         #: The call that computes a future, by the key of the future. The state tells it from a later one of that key.
         self._calls: dict[Hashable, tuple[FutureState, Call]] = {}
+        #: The keys of futures that were given to `fire_and_forget`, and that the client still holds.
+        self._forgotten: set[Hashable] = set()
         #: What the client sends while it has no scheduler, or while this object submits.
         self._waiting: list[Any] | None = None
         #: The futures at the moment when the scheduler was lost.
         self._lost: dict[Hashable, FutureState] = {}
 
-    def warn_of(self, how: str) -> None:
+    def warn(self, text: str) -> None:
         """Warn of tasks that are not kept, once of each kind."""
-        if how not in self._warned:
-            self._warned.add(how)
-            warn(_REFUSED.format(how=how))
+        if text not in self._warned:
+            self._warned.add(text)
+            warn(text)
 
     def note(self, message: dict[str, Any]) -> None:
         """Note what the client sends to its scheduler."""
@@ -111,6 +119,10 @@ class HeldFutures:
             for key in message["keys"]:
                 if key in self._calls and client.futures.get(key) is not self._calls[key][0]:
                     del self._calls[key]
+            self._forgotten -= {key for key in message["keys"] if key not in client.futures}
+        elif message["op"] == "client-desires-keys" and message.get("client") == _FORGETS:
+            self.warn(_FORGOTTEN)
+            self._forgotten |= set(message["keys"])
         elif message["op"] == "update-graph":
             states = {key: state for key in message["keys"] if (state := client.futures.get(key)) is not None}
             new = {key: state for key, state in states.items() if self._call(key, state) is None}
@@ -182,8 +194,11 @@ class HeldFutures:
             if not missing:
                 break
             there -= set(missing)  # another client has released them just now, or only what needs them is there
-        release = {"op": "client-releases-keys", "keys": list(released), "client": client.id}
-        self.end([*plan.messages, release])
+        if forgotten := self._forgotten & {*plan.there, *plan.again}:
+            plan.messages.append({"op": "client-desires-keys", "keys": list(forgotten), "client": _FORGETS})
+        if released:
+            plan.messages.append({"op": "client-releases-keys", "keys": list(released), "client": client.id})
+        self.end(plan.messages)
         return plan
 
     def cancel(self, key: Hashable, reason: str, message: str) -> None:
@@ -251,7 +266,7 @@ def _noting_how(submits: Callable[..., Any]) -> Callable[..., Any]:
         _submitting.refused = how = "as actors" if options.get("actor") or options.get("actors") else how
         own = (getattr(next(iter(arguments), None), "__module__", None) or "").startswith("hpcgpu.")
         if how and not own and (held := of(self)) is not None:
-            held.warn_of(how)
+            held.warn(_REFUSED.format(how=how))
         try:
             return submits(self, *arguments, **options)
         finally:

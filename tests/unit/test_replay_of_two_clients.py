@@ -1,17 +1,19 @@
-"""Two programs that share results go on with another scheduler, on real schedulers and workers in this process."""
+"""Clients that share results, or forget them, go on with another scheduler: on real ones in this process."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from distributed import Client, Scheduler, Worker
+from distributed import Client, Scheduler, Worker, fire_and_forget, get_worker
 
 from hpcgpu.client import held_futures, lost_scheduler
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
+from hpcgpu.errors import ClusterWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore:replay, after the end")
 
@@ -101,3 +103,40 @@ async def only_needed_by_the_other() -> None:
 @pytest.mark.parametrize("case", [released_by_the_other, only_needed_by_the_other])
 def test_a_result_that_another_client_has_released_is_computed_again(case: Any) -> None:
     asyncio.run(asyncio.wait_for(case(), 20))
+
+
+GO = threading.Event()
+
+
+def runs_on() -> str:
+    GO.wait()
+    RAN.append(get_worker().address)
+    return RAN[-1]
+
+
+RAN: list[str] = []
+
+
+async def fired_and_forgotten() -> None:
+    async with two_clients() as (one, _, second):
+        future, lost = one.submit(runs_on, key="held"), one.submit(runs_on, key="lost")
+        with pytest.warns(
+            ClusterWarning, match="to fire_and_forget do not run again .* unless your program holds"
+        ) as told:
+            fire_and_forget([future, lost])
+        assert [warning.filename for warning in told] == [__file__]
+        lost.release()
+        await goes_on(one, second)
+        while "held" not in second.tasks:
+            await asyncio.sleep(0.01)
+        future.release()
+        del future
+        GO.set()
+        [worker] = second.workers
+        while worker not in RAN:
+            await asyncio.sleep(0.01)
+        assert "lost" not in second.tasks
+
+
+def test_what_is_given_to_fire_and_forget_runs_again_if_the_program_held_it() -> None:
+    asyncio.run(asyncio.wait_for(fired_and_forgotten(), 60))
