@@ -79,9 +79,10 @@ def between_schedulers(directory: ClusterDirectory, jobs: Sequence[JobInfo], *, 
     comes = following is not None or (manager is not None and manager.lives is not False)
     ago = f" {duration(max(0.0, now - ended.ended))} ago" if ended.ended is not None else ""
     how = ": ".join(filter(None, [ended.state, ended.reason]))
+    noticed = directory.has_ended(ended.id)
     sentences = [
         f"scheduler job {ended.id} has ended{ago} ({how})",
-        _next(following, manager, directory.path.name, now=now),
+        _next(following, manager, directory.path.name, noticed=noticed, now=now),
         _waiting(jobs, options, ended.ended, now=now),
     ]
     return Restart(since=ended.ended, comes=comes, sentences=[*filter(None, sentences)])
@@ -104,7 +105,8 @@ def has_ended(job: JobInfo) -> bool:
     return JobState(job.state).ended or job.reason == FORGOTTEN
 
 
-def _next(job: JobInfo | None, manager: ManagerRecord | None, name: str, *, now: float) -> str:
+def _next(job: JobInfo | None, manager: ManagerRecord | None, name: str, *, noticed: bool, now: float) -> str:
+    """Return what the next scheduler job does; `noticed`: the journal has the end of the last one."""
     if job is None and manager is not None and manager.lives is False:
         return (
             f"no program submits the next scheduler job, because {manager} has ended: "
@@ -114,7 +116,8 @@ def _next(job: JobInfo | None, manager: ManagerRecord | None, name: str, *, now:
         return f"{manager} submits the next scheduler job"
     if job.state == JobState.RUNNING.value:
         reason = f": {job.reason}" * bool(job.reason)
-        return f"the next scheduler job {job.id} runs on {job.node or 'its node'}, and its scheduler starts{reason}"
+        does = "its scheduler starts" if noticed else "takes over within a minute or two, when it notices the end"
+        return f"the next scheduler job {job.id} runs on {job.node or 'its node'}, and {does}{reason}"
     reason = why(job, now=now)
     return f"the next scheduler job {job.id} is {job.state} for {duration(job.waited)}" + f": {reason}" * bool(reason)
 

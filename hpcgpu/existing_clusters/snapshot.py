@@ -273,8 +273,8 @@ class Observer:
         manager = answer["manager"] if answer is not None and answer["manager"]["present"] else None
         groups = manager["groups"] if manager is not None else []
         rest = unfinished(directory, now=now, managed=manager is not None)
-        answering = contact.job_id if contact is not None and answer is not None else None
-        jobs = self._jobs(batch, answer, answering, groups, now=now)
+        present = contact.job_id if contact is not None and not self._ended(contact.job_id) else None
+        jobs = self._jobs(batch, answer, present, groups, now=now)
         restart = between_schedulers(directory, jobs, now=now) if answer is None else None
         state = "restarting"
         if restart is None or not restart.comes:
@@ -346,12 +346,12 @@ class Observer:
         self,
         batch: BatchSystem,
         answer: SchedulerState | None,
-        answering: str | None,
+        present: str | None,
         groups: list[GroupState],
         *,
         now: float,
     ) -> list[JobInfo]:
-        """Return all jobs; `answering` is the id of the job whose scheduler has answered."""
+        """Return all jobs; `present` is the id of the scheduler job that has not ended, also if it does not answer."""
         names = {submit.name: None for submit in self._submits.values()}
         connected = Counter(
             worker_names.job_of(worker, names) for worker in (answer["workers"] if answer is not None else [])
@@ -364,10 +364,18 @@ class Observer:
             if submit.how is not None
         ]
         ids = list(self._submits)
-        follow = ids[ids.index(answering) + 1 :] if answering in ids else []  # the present one, if they are schedulers
+        follow = ids[ids.index(present) + 1 :] if present in ids else []  # the present one, if they are schedulers
         for job_id, submit in self._submits.items():
             log, workers = logs / batch.log_name(submit.name, job_id), connected[submit.name]
-            job = _info(submit, job_id, self._statuses.get(job_id), workers, job_id == answering, log, now=now)
+            job = _info(
+                submit,
+                job_id,
+                self._statuses.get(job_id),
+                workers,
+                answer is not None and job_id == present,
+                log,
+                now=now,
+            )
             if job.kind == "scheduler" and job.state == JobState.RUNNING.value and job_id in follow:
                 job = replace(job, reason=job.reason or STANDBY)
             usual = waits.get(job.group) if job.state == JobState.PENDING.value else None

@@ -71,6 +71,18 @@ def test_a_time_that_the_user_sets_holds_for_each_job(tmp_path: Path) -> None:
     assert restart is not None and "waits for it, 20 min at most" in restart.sentences[2]
 
 
+def test_a_next_job_that_runs_starts_its_scheduler_when_it_has_noticed_the_end(tmp_path: Path) -> None:
+    directory, runs = cluster(tmp_path), replace(NEXT, state="running", reason="")
+    restart = between_schedulers(directory, [ENDED, WAITS, runs], now=NOW)
+    assert restart is not None
+    says = "the next scheduler job 3 runs on n1, and takes over within a minute or two, when it notices the end"
+    assert restart.sentences[1] == says, "no program has told it"
+    directory.ended({"demo-scheduler": "1"}, {})
+    restart = between_schedulers(directory, [ENDED, WAITS, runs], now=NOW)
+    assert restart is not None
+    assert restart.sentences[1] == "the next scheduler job 3 runs on n1, and its scheduler starts"
+
+
 def test_without_a_next_job_it_names_who_submits_it(tmp_path: Path) -> None:
     directory = cluster(tmp_path)
     forgotten = job("1", "demo-scheduler", "unknown", reason=FORGOTTEN)

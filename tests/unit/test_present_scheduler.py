@@ -166,6 +166,17 @@ def test_a_cluster_is_not_shown_as_ended_because_the_job_that_should_follow_has(
     assert snapshot._state(directory, jobs, answers=False, problem=True) == "ended"
 
 
+def test_the_next_one_is_said_to_wait_also_if_the_present_one_does_not_answer(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = queue(present=JobState.RUNNING, following=JobState.RUNNING)
+    monkeypatch.setattr(snapshot, "batch_of", lambda directory: there)
+    monkeypatch.setattr(snapshot, "submitted", lambda *_: {one.job_id: one for one in directory.submits()})
+    shown = snapshot.Observer(directory).snapshot()
+    assert shown.state == "unreachable"
+    assert [job.reason for job in shown.jobs] == ["", snapshot.STANDBY]
+
+
 def test_the_time_left_is_that_of_the_present_scheduler_job() -> None:
     waits = info("2", "demo-scheduler2", "running", reason=snapshot.STANDBY)
     shown = snapshot.assemble([waits], [], [], now=0.0, name="demo", system="slurm", directory="", state="unreachable")
