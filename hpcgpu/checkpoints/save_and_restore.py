@@ -183,6 +183,7 @@ async def _save(client: Client, form: Any, futures: list[Future], to: Destinatio
         raise _not_saved(directory, error) from error
     step, writes, answers = to.at_a_time or max(len(futures), 1), list[Future](), list[Any]()
     try:
+        await _raise_if_cancelled(futures)
         pickled = structure.pickled(form)
         with Progress(to.quiet) as progress:
             for begin in range(0, len(futures), step):
@@ -219,8 +220,12 @@ async def _save(client: Client, form: Any, futures: list[Future], to: Destinatio
 
 async def _restore(client: Client, directory: Path, resources: Mapping[str, float] | None, quiet: bool) -> Any:
     problems = []
+    try:
+        folders = await in_thread(_trusted, directory)
+    except OSError as unreadable:
+        raise CheckpointError(f"{directory} cannot be restored: {_why(unreadable)}") from unreadable
     with Progress(quiet) as progress:
-        for folder in await in_thread(_trusted, directory):
+        for folder in folders:
             try:
                 data, futures = await load(client, folder, resources)
                 what = f"restoring {directory.name}"
@@ -228,6 +233,7 @@ async def _restore(client: Client, directory: Path, resources: Mapping[str, floa
                 for error in await _done(read, futures, progress, what):
                     if error is not None:
                         raise error
+                await _raise_if_cancelled(futures)
             except Exception as error:
                 problems.append(f"{folder} cannot be restored: {_why(error)}{await in_thread(_other_software, folder)}")
                 if not _damaged(error):  # nothing says that an older version is what the user wants
@@ -323,6 +329,13 @@ async def _done(
     return await waiting
 
 
+async def _raise_if_cancelled(futures: Sequence[Future]) -> None:
+    """Raise why a future was cancelled, with its scheduler for example: `Future.exception` does not return that."""
+    for future in futures:
+        if future.cancelled():
+            await future.result()
+
+
 async def _why_idle(futures: Sequence[Future]) -> str:
     """Return what keeps the workers from these tasks; empty if nothing does."""
     with suppress(OSError):  # the scheduler is gone: the futures fail
@@ -341,7 +354,9 @@ def _damaged(error: Exception) -> bool:
 
 
 def _not_saved(directory: Path, error: Exception) -> CheckpointError:
-    last = versions.numbered(directory)[:1]
+    last = []
+    with suppress(OSError):
+        last = versions.numbered(directory)[:1]
     stays = f"The last version stays: {last[0]}" if last else "There is no earlier version"
     return CheckpointError(f"checkpoint {directory} was not saved: {_sentence(_why(error))} {stays}")
 

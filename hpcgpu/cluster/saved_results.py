@@ -60,29 +60,23 @@ class SavedResults(ClusterInspection):
     ) -> Any:
         """Return the data of a checkpoint, which this cluster or an earlier one has saved.
 
-        See `hpcgpu.restore`.
+        All but the default of `path` is as in `hpcgpu.restore`.
 
         Parameters
         ----------
         name : str
         path : str or Path, optional
-            As in `checkpoint`.
+            The directory in which the checkpoint is. Default: the option `checkpoint_directory`.
         resources : mapping, optional
-            The Dask resources that a worker must have to read a result.
 
         Returns
         -------
         dask collection, future, list, tuple or dict
-            As it was saved; the collections are persisted.
 
         Raises
         ------
         OptionError
             There is neither `path` nor `checkpoint_directory`.
-        CheckpointError
-            There is no checkpoint of this name, or no version of it can be restored.
-        NotTrusted
-            Other users can change it.
         ClusterError
             The cluster has failed, or was closed.
         """

@@ -268,6 +268,17 @@ def test_what_is_not_there_is_said(client: Client, place: Path) -> None:
         restored(client, place)
 
 
+def test_a_directory_that_is_a_file_is_an_error_in_words(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "demo"):
+        with pytest.raises(
+            CheckpointError, match=f"^checkpoint {place} was not saved: {place}: (Not a directory|File exists)"
+        ):
+            save(client, 1, place)
+        with pytest.raises(CheckpointError, match=f"^{place} cannot be restored: {place}: Not a directory"):
+            restored(client, place)
+
+
 def test_a_directory_that_others_can_change_is_neither_read_nor_written(client: Client, place: Path) -> None:
     save(client, 1, place)
     place.chmod(0o777)
@@ -400,6 +411,32 @@ def test_a_future_that_is_cancelled_meanwhile_is_an_error(client: Client, place:
         with pytest.raises(CheckpointError, match=r"was not saved: .*Cancelled"):
             saving.result(timeout=60)
     assert numbers(place) == []
+
+
+def test_a_future_that_was_cancelled_before_is_named(client: Client, place: Path) -> None:
+    cancelled = client.submit(pow, 2, 3, key="the-model", pure=False)
+    cancelled.cancel(reason="test", msg="its scheduler has ended")
+    with pytest.raises(CheckpointError, match=r"(?s)was not saved: .*the-model cancelled .*its scheduler has ended"):
+        save(client, [client.submit(abs, -1), cancelled], place)
+
+
+def test_a_restore_whose_futures_are_lost_with_their_scheduler_is_an_error(place: Path) -> None:
+    with (
+        concurrent.futures.ThreadPoolExecutor(1) as threads,
+        LocalCluster(processes=False, n_workers=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        save(client, client.submit(pow, 2, 5), place)
+        cluster.scale(0)
+        while client.nthreads() or client.futures:
+            time.sleep(0.01)
+        restoring = threads.submit(restored, client, place)
+        while not client.futures:
+            time.sleep(0.01)
+        for state in [*client.futures.values()]:
+            client.loop.add_callback(state.cancel, reason="test", msg="the scheduler has ended")
+        with pytest.raises(CheckpointError, match=r"(?s)cannot be restored: .*cancelled.*the scheduler has ended"):
+            restoring.result(timeout=60)
 
 
 def test_a_directory_that_is_removed_meanwhile_is_an_error_in_words(client: Client, place: Path) -> None:
