@@ -270,7 +270,17 @@ class Notebook:
         self.page = page
         page.goto(server.lab(name), wait_until="domcontentloaded")
         page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=1000 * TIMEOUT)
-        self._wait("() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'")
+        try:
+            self._wait(
+                "() => window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'"
+            )
+        except Exception as error:
+            state = page.evaluate("""() => {
+              const context = window.jupyterapp?.shell.currentWidget?.sessionContext;
+              const dialogs = [...document.querySelectorAll(".jp-Dialog")].map((dialog) => dialog.innerText);
+              return [context?.kernelDisplayStatus, context?.session?.kernel?.connectionStatus, ...dialogs].join(", ");
+            }""")
+            raise BedError(f"the kernel is not idle: {state}; the log of JupyterLab:\n{server.log}") from error
 
     def _wait(self, condition: str, argument: Any = None) -> None:
         self.page.wait_for_function(condition, arg=argument, timeout=1000 * TIMEOUT)
