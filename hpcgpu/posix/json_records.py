@@ -22,7 +22,6 @@ from hpcgpu.errors import Damaged
 from hpcgpu.posix import checked_files
 
 _T = TypeVar("_T")
-_hints = functools.cache(typing.get_type_hints)
 
 
 def read(path: Path, shape: type[_T], *, surrogates: bool = False) -> _T:
@@ -80,11 +79,13 @@ def convert(value: Any, shape: Any, where: str = "", *, surrogates: bool = False
     """
     if shape is Any:
         return value
-    origin, arguments = typing.get_origin(shape), typing.get_args(shape)
+    if isinstance(shape, type):  # most are
+        if dataclasses.is_dataclass(shape):
+            return _object(value, shape, where, surrogates)
+        return _scalar(value, shape, where, surrogates)
+    origin = typing.get_origin(shape)
     if origin in (typing.Union, types.UnionType):
-        return _one_of(value, arguments, where, surrogates)
-    if dataclasses.is_dataclass(shape):
-        return _object(value, shape, where, surrogates)
+        return _one_of(value, typing.get_args(shape), where, surrogates)
     if origin in (list, tuple, dict):
         return _container(value, shape, where, surrogates)
     return _scalar(value, shape, where, surrogates)
@@ -122,7 +123,11 @@ def _scalar(value: Any, shape: Any, where: str, surrogates: bool) -> Any:
         return float(value)
     if not isinstance(shape, type) or type(value) is not shape:
         raise _wrong(value, where)
-    if isinstance(value, str) and not surrogates and any("\ud800" <= character <= "\udfff" for character in value):
+    if (
+        isinstance(value, str)
+        and not (surrogates or value.isascii())
+        and any("\ud800" <= one <= "\udfff" for one in value)
+    ):
         raise ValueError(f"{where or 'it'} is not Unicode")
     return value
 
@@ -134,15 +139,23 @@ def _wrong(value: Any, where: str) -> ValueError:
 def _object(value: Any, shape: Any, where: str, surrogates: bool) -> Any:
     if not isinstance(value, dict):
         raise ValueError(f"{where or 'it'} is {_short(value)}, not an object")
-    hints, given = _hints(shape), {}
-    for field in dataclasses.fields(shape):
-        if field.name in value:
-            given[field.name] = convert(
-                value[field.name], hints[field.name], _inside(where, field.name), surrogates=surrogates
-            )
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise ValueError(f"{_inside(where, field.name)} is missing")
+    given = {}
+    for name, one, required in _fields(shape):
+        if name in value:
+            given[name] = convert(value[name], one, _inside(where, name), surrogates=surrogates)
+        elif required:
+            raise ValueError(f"{_inside(where, name)} is missing")
     return shape(**given)
+
+
+@functools.cache
+def _fields(shape: Any) -> list[tuple[str, Any, bool]]:
+    """Return the fields of a dataclass: name, shape, and whether it has no default."""
+    hints, missing = typing.get_type_hints(shape), dataclasses.MISSING
+    return [
+        (field.name, hints[field.name], field.default is missing and field.default_factory is missing)
+        for field in dataclasses.fields(shape)
+    ]
 
 
 def _inside(where: str, name: str) -> str:
