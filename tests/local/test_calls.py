@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -190,26 +191,32 @@ def test_idle_timeout_counts_calls_and_tasks_that_have_left_their_thread(
         until(lambda: not live(queue), "without work it ends")
 
 
-@pytest.mark.parametrize("managed", [True, False])
-def test_a_call_is_waited_for_as_long_as_the_walltime_allows(queue: LocalQueue, until: Until, managed: bool) -> None:
+def test_a_call_is_waited_for_as_long_as_the_walltime_allows(queue: LocalQueue, until: Until) -> None:
+    """Also without a manager. Both clusters run at the same time, because the walltime takes long."""
     options = CPU | {"walltime": "2m", "walltime_margin": "1m", "scheduler": {"walltime": "20m"}}
-    with LocalGPUCluster(**options, name="short", jobs=1) as cluster, ThreadPoolExecutor(4) as threads:
-        cluster.wait_for_workers(1)
-        [log] = cluster.directory.logs.glob("short-0*")
-        if not managed:
-            cluster.detach()
-        with connect_to("short", quiet=True) as client:
+    with ThreadPoolExecutor(4) as threads, ExitStack() as stack:
+        calls = []
+        for name in ("managed", "left"):
+            cluster = stack.enter_context(LocalGPUCluster(**options, name=name, jobs=1))
+            cluster.wait_for_workers(1)
+            [log] = cluster.directory.logs.glob(f"{name}-0*")
+            if name == "left":
+                cluster.detach()
+            client = stack.enter_context(connect_to(name, quiet=True))
             [address] = client.scheduler_info()["workers"]
             call = threads.submit(client.run, waits_for, "test_go", workers=[address])
+            calls.append((f"{name}-0", log, client, address, call))
+        for worker, log, client, address, call in calls:
+            until(
+                lambda log=log: "its workers retire once what runs on them has ended" in log.read_text(), log.read_text
+            )
             ended = threading.Event()
-            call.add_done_callback(lambda _: ended.set())
-            until(lambda: "its workers retire once what runs on them has ended" in log.read_text(), log.read_text)
+            call.add_done_callback(lambda _, ended=ended: ended.set())
             assert not ended.wait(3)
             client.run(let_go, "test_go", workers=[address])
-            assert call.result() == {address: "short-0"}
-            until(lambda: address not in client.scheduler_info()["workers"], "its worker leaves")
-        if not managed:
-            assert hpcgpu("stop", "short").returncode == 0
+            assert call.result() == {address: worker}
+            until(lambda client=client, address=address: address not in client.scheduler_info()["workers"], "it leaves")
+    assert hpcgpu("stop", "left").returncode == 0
 
 
 def test_a_call_that_sends_no_heartbeats_for_long_keeps_its_worker(queue: LocalQueue) -> None:
