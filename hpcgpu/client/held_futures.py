@@ -262,10 +262,10 @@ def _noting_how(submits: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(submits)
     def call(self: Client, /, *arguments: Any, **options: Any) -> Any:
-        before, how = _submitting.refused, "" if options.get("pure", True) else "with pure=False"
+        own = (getattr(next(iter(arguments), None), "__module__", None) or "").startswith("hpcgpu.")  # a save goes on
+        before, how = _submitting.refused, "" if options.get("pure", True) or own else "with pure=False"
         _submitting.refused = how = "as actors" if options.get("actor") or options.get("actors") else how
-        own = (getattr(next(iter(arguments), None), "__module__", None) or "").startswith("hpcgpu.")
-        if how and not own and (held := of(self)) is not None:
+        if how and (held := of(self)) is not None:
             held.warn(_REFUSED.format(how=how))
         try:
             return submits(self, *arguments, **options)

@@ -224,6 +224,52 @@ def test_results_that_were_saved_are_not_computed_again(queue: LocalQueue, tmp_p
     assert live(queue) == []
 
 
+@travels
+def waits_to_be_saved(place: str, number: int) -> Any:
+    """A result that is a number. Its write and its read wait for a file `go`, and make files."""
+
+    def wait_for_go(what: str) -> None:
+        Path(place, f"{what}{number}.{os.getpid()}").touch()
+        while not Path(place, "go").exists():
+            time.sleep(0.05)
+
+    def again() -> int:
+        wait_for_go("read")
+        return number
+
+    class Waits:
+        def __reduce__(self) -> Any:
+            wait_for_go("written")
+            return again, ()
+
+    return Waits()
+
+
+def test_a_save_and_a_restore_go_on(queue: LocalQueue, tmp_path: Path, until: Until) -> None:
+    place = tmp_path / "runs"
+    place.mkdir()
+    with (
+        LocalGPUCluster(name="demo", jobs=1, checkpoint_directory=tmp_path / "saved", **RESTART) as cluster,
+        Client(cluster) as client,
+        ThreadPoolExecutor(1) as threads,
+        cluster.replay(),
+    ):
+        data = client.map(waits_to_be_saved, [str(place)] * 3, range(3))
+        saving = threads.submit(cluster.checkpoint, data, name="demo")
+        until(lambda: runs(place)["written0"], "it saves")
+        with scheduler_ends(client):
+            (place / "go").touch()
+        assert saving.result(timeout=120).path.name == "000001"
+        (place / "go").unlink()
+        del data, saving
+        restoring = threads.submit(cluster.restore, "demo")
+        until(lambda: runs(place)["read0"], "it restores")
+        with scheduler_ends(client):
+            (place / "go").touch()
+        assert client.gather(restoring.result(timeout=120)) == [0, 1, 2]
+    assert live(queue) == []
+
+
 def test_what_cannot_run_again_is_lost_and_says_why(queue: LocalQueue, tmp_path: Path) -> None:
     place = str(tmp_path)
     (tmp_path / "go").touch()
