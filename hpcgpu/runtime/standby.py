@@ -128,7 +128,7 @@ class _Standby:
         state = self._present.end(started_by_it=held, now=now)
         why = f"the scheduler job {submit.job_id} has ended as intended" if state and not ended_too_early(state) else ""
         if held and state and not why:  # perhaps no manager counts the restarts
-            why = too_many(unexpected_ends(self._directory.submits())[:-1], now=time.time())
+            why = too_many(sorted(unexpected_ends(self._directory.submits()))[:-1], now=time.time())
         if why and held:  # perhaps no manager ends the worker jobs, which wait for this scheduler
             self._directory.begin_close()
         if why:

@@ -29,6 +29,7 @@ from tests.helpers import (
     package_reaches_all_workers,
     workers_retire_without_a_manager,
 )
+from tests.helpers import hpcgpu as command_line
 from tests.slurm.helpers import A100, CPU, in_queue, stop
 from tests.slurm.strangers import REFUSED, attempts, other_clusters
 
@@ -324,6 +325,26 @@ def test_worker_jobs_outlive_the_walltime_of_the_scheduler_job(bed: SlurmBed, un
         # it has run for a minute before it took over, so that another one may already wait
         left = [f"{cluster.name}-0", f"{cluster.name}-scheduler2"]
         assert in_queue(bed) in (left, [*left, f"{cluster.name}-scheduler3"])
+
+
+@pytest.mark.shows("A detached cluster goes on with another scheduler")
+def test_a_detached_cluster_outlives_its_scheduler_job_again_and_again(bed: SlurmBed, until: Until) -> None:
+    SlurmGPUCluster(name="kept", jobs=1, on_scheduler_end="restart", **SMALL).detach()
+    with hpcgpu.connect("kept", quiet=True) as client:
+        client.wait_for_workers(1)
+        before = bed_call("squeue", "--noheader", "--name=kept-0", "--format=%i")
+        for number in (2, 3):
+            until(lambda number=number: f"kept-scheduler{number}" in in_queue(bed), "Slurm holds the next one")
+            shown = command_line("status", "kept").stdout
+            assert "it starts once the present scheduler job has ended [Dependency]" in shown, shown
+            lost = client.submit(abs, -number, workers=["nowhere"])
+            os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
+            with pytest.raises(FutureCancelledError, match="another one is started"):
+                lost.result(timeout=120)
+            assert client.submit(pow, 2, number).result(timeout=250) == 2**number
+            client.wait_for_workers(1)
+            assert bed_call("squeue", "--noheader", "--name=kept-0", "--format=%i") == before, "the same worker job"
+    stop("kept")
 
 
 def test_a_cluster_whose_scheduler_job_was_suspended_works_on(bed: SlurmBed, until: Until) -> None:

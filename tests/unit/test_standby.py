@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -233,6 +234,55 @@ def test_without_a_manager_the_queue_tells_a_job_that_follows(
     else:  # a scheduler that is suspended does not answer either
         with pytest.raises(StillWaitsError):
             standby.wait_until_alone(waiting, queue, OWN)
+
+
+def held_by_the_queue(waiting: ClusterDirectory, *failures: float) -> OwnJob:
+    """A third scheduler job, which the queue starts when the first one has ended; the second one does not count.
+
+    `failures` are when earlier scheduler jobs have ended, in seconds before now.
+    """
+    waiting.cancel([OWN.name])
+    waiting.ended({OWN.name: OWN.job_id})
+    for number, ago in enumerate(failures):
+        name, ended = f"demo-scheduler-failed{number}", time.time() - ago
+        waiting.intend(name, "scheduler")
+        waiting.submitted(name, f"9{number}")
+        waiting.ended({name: f"9{number}"}, {name: End(state="failed", end=ended)})
+    waiting.intend("demo-scheduler3", "scheduler", after_end="1")
+    waiting.submitted("demo-scheduler3", "3")
+    return OwnJob(job_id="3", name="demo-scheduler3")
+
+
+@pytest.mark.parametrize("found", [one for one in ConnectionResult if one is not ConnectionResult.ACCEPTED])
+def test_a_job_that_the_queue_held_until_the_end_needs_no_other_proof(
+    waiting: ClusterDirectory, node: Node, found: ConnectionResult
+) -> None:
+    """The queue does not answer on this node, and the manager was in the scheduler job, whose node was switched off."""
+    waiting.take_over("hpcgpu in the scheduler job", in_scheduler_job=True)
+    own, queue, node.found = held_by_the_queue(waiting), reports(JobState.NODE_FAIL), found
+    queue.silent = True
+    standby.wait_until_alone(waiting, queue, own)
+    assert node.pauses == 0 and waiting.has_ended("1") and not waiting.closing
+
+
+@pytest.mark.parametrize("case", ["cancelled", "too many"])
+def test_a_job_that_the_queue_held_ends_the_cluster_if_it_must_not_start(
+    waiting: ClusterDirectory, node: Node, case: str
+) -> None:
+    own = held_by_the_queue(waiting, *[600.0 * (case == "too many")] * 3)
+    node.found = ConnectionResult.REFUSED
+    state, why = JobState.CANCELLED, "scheduler job 1 has ended as intended"
+    if case == "too many":
+        state, why = JobState.OUT_OF_MEMORY, "it was restarted 3 times within an hour"
+    with pytest.raises(LaunchError, match=f"no scheduler is started: .*{why}"):
+        standby.wait_until_alone(waiting, reports(state), own)
+    assert waiting.closing, "the worker jobs wait for nothing, and end"
+
+
+def test_old_failures_do_not_count(waiting: ClusterDirectory, node: Node) -> None:
+    own, node.found = held_by_the_queue(waiting, 600.0, 700.0, 4000.0), ConnectionResult.REFUSED
+    standby.wait_until_alone(waiting, reports(JobState.OUT_OF_MEMORY), own)
+    assert not waiting.closing
 
 
 def test_a_job_that_the_queue_only_forgot_is_cancelled_before_another_one_takes_over(
