@@ -15,6 +15,7 @@ import os
 import platform
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -115,7 +116,8 @@ class Jupyter:
             "IPYTHONDIR": "ipython",
         }
         more = {name: str(place / folder) for name, folder in directories.items()}
-        more |= {MARK: str(place), "JUPYTER_TOKEN": TOKEN, "PYTHONPATH": PATH, **(environment or {})}
+        more |= {MARK: str(place), "JUPYTER_TOKEN": TOKEN, "PYTHONPATH": PATH, "PYTHONFAULTHANDLER": "1"}
+        more |= environment or {}
         self._environment = {name: text for name, text in os.environ.items() if not name.startswith("JUPYTER")} | more
 
     def start(self) -> None:
@@ -193,8 +195,10 @@ class Jupyter:
         if self._process.poll() is None:
             with suppress(OSError):
                 self.request("api/shutdown", {})
+        with suppress(BedError):
+            wait_for(lambda: set(self.processes()) <= {self._process.pid}, "the kernels end", TIMEOUT, 0.2)
         with suppress(subprocess.TimeoutExpired):  # Jupyter's own thread (AnyIO) may keep the server at its end
-            self._process.wait(TIMEOUT)
+            self._process.wait(10)
         left = self.processes()
         for pid in left:
             with suppress(ProcessLookupError):
@@ -203,6 +207,12 @@ class Jupyter:
         left = [pid for pid in left if pid != self._process.pid]
         if left:
             raise BedError(f"processes of JupyterLab were left: {left}; its log:\n{self.log}")
+
+    def aborted(self) -> str:
+        """End the server at once; return its log, with the stacks of its threads."""
+        self._process.send_signal(signal.SIGABRT)
+        self._process.wait(TIMEOUT)
+        return self.log
 
     def processes(self) -> list[int]:
         """Return the server and its kernels, as far as they live. The jobs of their clusters do not count."""
@@ -280,7 +290,7 @@ class Notebook:
               const dialogs = [...document.querySelectorAll(".jp-Dialog")].map((dialog) => dialog.innerText);
               return [context?.kernelDisplayStatus, context?.session?.kernel?.connectionStatus, ...dialogs].join(", ");
             }""")
-            raise BedError(f"the kernel is not idle: {state}; the log of JupyterLab:\n{server.log}") from error
+            raise BedError(f"the kernel is not idle: {state}; the log of JupyterLab:\n{server.aborted()}") from error
 
     def _wait(self, condition: str, argument: Any = None) -> None:
         self.page.wait_for_function(condition, arg=argument, timeout=1000 * TIMEOUT)
