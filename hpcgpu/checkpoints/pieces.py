@@ -11,6 +11,8 @@ import hashlib
 import os
 import pickle
 import secrets
+import sys
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +59,21 @@ class Piece:
     sample: str = ""
 
 
+@contextlib.contextmanager
+def _frees_views() -> Iterator[None]:
+    """Let an error keep no views of a value: CPython may crash when it collects a cycle of garbage that has some."""
+    before = sys.exception()
+    try:
+        yield
+    except BaseException as error:
+        found: BaseException | None = error
+        while found is not None and found is not before:
+            traceback.clear_frames(found.__traceback__)
+            found = found.__context__
+        raise
+
+
+@_frees_views()
 def write(
     value: Any, directory: Path, known: Sequence[Path] = (), samples: Mapping[str, str] | None = None
 ) -> tuple[Piece, bool]:
@@ -160,6 +177,7 @@ def _linked(target: Path, parts: Sequence[bytes | memoryview], known: Sequence[P
     return False
 
 
+@_frees_views()
 def read(directory: Path, digest: str, size: int) -> Any:
     """Return the value of a piece.
 

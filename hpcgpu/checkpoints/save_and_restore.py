@@ -354,11 +354,11 @@ def _damaged(error: Exception) -> bool:
 
 
 def _not_saved(directory: Path, error: Exception) -> CheckpointError:
-    last = []
+    stays = ""
     with suppress(OSError):
         last = versions.numbered(directory)[:1]
-    stays = f"The last version stays: {last[0]}" if last else "There is no earlier version"
-    return CheckpointError(f"checkpoint {directory} was not saved: {_sentence(_why(error))} {stays}")
+        stays = f" The last version stays: {last[0]}" if last else " There is no earlier version"
+    return CheckpointError(f"checkpoint {directory} was not saved: {_sentence(_why(error))}{stays}")
 
 
 def _sentence(text: str) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import pickle
+import sys
 import threading
 import tracemalloc
 from pathlib import Path
@@ -167,3 +170,36 @@ def test_a_piece_that_cannot_be_pickled_is_an_error_and_leaves_nothing(tmp_path:
     with pytest.raises(TypeError, match="lock"):
         pieces.write(threading.Lock(), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def unreadable(buffer: Any) -> Any:
+    view = memoryview(np.frombuffer(buffer, "u1"))
+    raise ValueError(f"not readable here: {len(view)}")
+
+
+class Unreadable:
+    """A value that cannot be read again, with a large buffer."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return unreadable, (pickle.PickleBuffer(np.arange(100)),)
+
+
+def test_an_error_leaves_no_views_of_a_value_to_the_garbage_collection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPython may crash when it collects a cycle that has such views: a full disk would end the worker."""
+    unraisable: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: unraisable.append(found.exc_value))
+    piece, _ = pieces.write(Unreadable(), tmp_path)
+    for act in (
+        lambda: pieces.write(np.arange(100), tmp_path / "missing"),
+        lambda: pieces.write(np.arange(100), tmp_path / "missing", [tmp_path]),
+        lambda: pieces.read(tmp_path, piece.digest, piece.size),
+    ):
+        with pytest.raises((OSError, ValueError)) as raised:
+            act()
+        cycle = [raised.value]
+        cycle.append(cycle)  # type: ignore[arg-type]
+        del raised, cycle
+        gc.collect()
+    assert unraisable == []
