@@ -309,6 +309,8 @@ class _File:
     def _write(self) -> None:
         if not self.directory.has_token(self._token):  # a later cluster has the name, or the directory was removed
             return
+        if self.own is not None and self.directory.has_ended(self.own.id):  # the next scheduler writes it now
+            return
         jobs = self.jobs.copy()
         while len(jobs) > _MOST_JOBS:  # the oldest first
             oldest = min(jobs, key=lambda one: jobs[one].last)

@@ -393,6 +393,21 @@ def test_a_job_whose_scheduler_is_restarted_has_as_many_gpus_and_first_tasks_as_
     assert (job.gpus, job.firsts) == (2, [100.0, 301.0]), "another worker of the job counts"
 
 
+def test_a_scheduler_that_was_replaced_writes_no_more(cluster: Cluster) -> None:
+    """Its node was cut off from the network, and is back: it would overwrite what the next scheduler has written."""
+
+    async def play(usage: Usage) -> None:
+        cluster.directory.intend("demo-scheduler", "scheduler")
+        cluster.directory.submitted("demo-scheduler", "6")
+        cluster.join("demo-7").says(0)
+        await usage.write()
+        cluster.directory.ended({"demo-scheduler": "6"}, {})
+        cluster.join("demo-8", job="8").says(0)
+        await usage.write()
+
+    assert cluster.run(play).keys() == {"6", "7"}
+
+
 def test_the_file_is_bounded_and_says_that_the_oldest_jobs_are_not_in_it(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
