@@ -12,16 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_pbs import Site
 
 import hpcgpu
-from hpcgpu import LocalGPUCluster
+from hpcgpu import LocalGPUCluster, PBSGPUCluster
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.existing_clusters.lookup import locate
 from hpcgpu.scaling.scheduler_restarts import STANDBY
 from tests.conftest import live, told
-from tests.helpers import block_queue
+from tests.helpers import PBS_CPU, block_queue
 from tests.helpers import hpcgpu as command_line
 from tests.local.test_restarted_scheduler import GONE, PROGRAM, RESTART, Until, end_scheduler, live_names, queue_id
 
@@ -81,6 +82,21 @@ def test_the_next_scheduler_job_waits_before_the_walltime_ends_and_takes_over(qu
         billed = sorted(job["name"] for job in bill["jobs"])
         assert billed == ["demo-0", "demo-scheduler", "demo-scheduler2", "demo-scheduler3"], bill
     assert live(queue) == []
+
+
+def test_on_pbs_the_next_scheduler_job_takes_over_when_the_walltime_ends(pbs: Site, until: Until) -> None:
+    options = PBS_CPU | {"on_scheduler_end": "restart", "scheduler": {"walltime": "40s"}}
+    with PBSGPUCluster(name="demo", jobs=1, **options) as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers(1)
+        worker = queue_id(cluster, "demo-0")
+        until(lambda: waits_to_follow(cluster), "the next one waits")
+        shown = command_line("status", "demo").stdout
+        assert STANDBY in shown, shown
+        with told(f"{GONE}.* timeout: it reached the end of its walltime"):
+            until(lambda: cluster.status.name != "running", "the walltime ends")
+        assert client.submit(pow, 2, 5).result() == 32
+        assert worker in pbs.alive() and queue_id(cluster, "demo-scheduler") not in pbs.alive()
+    assert pbs.alive() == {}
 
 
 def test_a_next_scheduler_job_that_waits_in_the_queue_is_used_after_a_failure(
