@@ -182,8 +182,9 @@ def waits_for_a_manager(directory: ClusterDirectory) -> float:
     """
     with suppress(HpcgpuError, OSError):
         options, manager = saved_options.read(directory).options, directory.manager()
-        restarts = options.cluster.on_scheduler_end == "restart"
-        if restarts and manager is not None and not (manager.left or directory.closing or ended_by_itself(directory)):
+        managed = manager is not None and not (manager.left and directory.detached)
+        restarts = options.cluster.on_scheduler_end == "restart" and not directory.closing
+        if managed and restarts and not ended_by_itself(directory):
             wait = options.cluster.restart_wait
             return options.worker.death_timeout if wait is None else wait
     return 0.0

@@ -159,7 +159,8 @@ def _follows(path: Path, address: str) -> bool:
         return False
     except (OSError, ValueError):  # a filesystem that fails for a moment proves nothing
         return True
-    managed = manager is not None and not manager.left
+    # one that failed to take the cluster over has left it, but has not detached it: another program may come
+    managed = manager is not None and not (manager.left and directory.detached)
     if not managed and not waits_to_follow(directory.submits(), _served[-1]):  # no other one comes
         return False
     return contact is None or contact.workers != address or not _lives(contact, directory)

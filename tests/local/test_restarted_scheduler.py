@@ -26,7 +26,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.client.hold import Hold
 from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.existing_clusters.lookup import locate
-from hpcgpu.manager import manager
+from hpcgpu.manager import manager, start_cluster
 from tests.conftest import live, told
 from tests.helpers import CPU, GPU, messages, travels, waits_for_file
 from tests.helpers import hpcgpu as command_line
@@ -418,6 +418,41 @@ def test_the_scheduler_ends_while_a_program_takes_the_cluster_over(
     with client, told(GONE), LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster:
         assert looks[0] and client.submit(pow, 2, 5).result(timeout=60) == 32
         assert live_names(cluster) == {"demo-0", "demo-scheduler2"}
+    assert live(queue) == []
+
+
+def test_the_scheduler_ends_when_a_program_has_just_taken_the_cluster_over(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, until: Until
+) -> None:
+    """That program fails. The worker jobs wait for the next one, as if it had been killed."""
+    argv = [sys.executable, "-c", PROGRAM, "10m"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None and program.stdout.readline() == "ready\n"
+        client = hpcgpu.connect("demo", quiet=True)
+        program.kill()
+    attach = start_cluster.attach
+
+    async def ends_after_that(*arguments: Any) -> Any:
+        following = await attach(*arguments)
+        os.kill(scheduler, signal.SIGTERM)
+        until(lambda: len(live(queue)) == 1, "the queue reports its end")
+        return following
+
+    scheduler = client.run_on_scheduler(os.getpid)
+    [launcher] = client.run(os.getpid, nanny=True).values()
+    with client:
+        with monkeypatch.context() as patch:
+            patch.setattr(start_cluster, "attach", ends_after_that)
+            os.kill(launcher, signal.SIGSTOP)  # it looks when that program has left the cluster
+            with pytest.raises(ClusterError, match="demo cannot be taken over: "):
+                LocalGPUCluster.from_name("demo", shutdown_on_close=True)
+            os.kill(launcher, signal.SIGCONT)
+        [log] = locate("demo").logs.glob("demo-0-*")
+        until(lambda: "begins anew" in log.read_text() or live(queue) == [], "the workers have ended")
+        with told(GONE), LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster:
+            cluster.wait_for_workers(1)
+            assert client.submit(pow, 2, 5).result(timeout=60) == 32
+            assert live_names(cluster) == {"demo-0", "demo-scheduler2"}
     assert live(queue) == []
 
 
