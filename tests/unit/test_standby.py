@@ -19,9 +19,13 @@ from hpcgpu.store import create_directory
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.journal import End
-from tests.unit.simulated import HOUR, Queue
+from tests.unit.simulated import Queue
 
 FIRST, OWN = OwnJob(job_id="1", name="demo-scheduler"), OwnJob(job_id="2", name="demo-scheduler2")
+
+
+#: Seconds: longer than a job waits for anything but the end of a scheduler.
+LONG = 1200
 
 
 class Node:
@@ -40,7 +44,7 @@ class Node:
     def sleep(self, seconds: float) -> None:
         self.clock += seconds
         self.pauses += 1
-        if self.clock > 1000 + HOUR:
+        if self.clock > 1000 + LONG:
             raise StillWaitsError
         self.at_pause(self.pauses)
 
