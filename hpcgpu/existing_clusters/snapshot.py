@@ -492,6 +492,8 @@ def _manager(directory: ClusterDirectory, contact: Contact | None, answer: Sched
         return str(latest)
     if reported["problem"]:
         return reported["problem"]
-    if latest is None or reported["number"] < latest.number or not reported["present"]:
+    if latest is None:
         return ""
+    if reported["number"] < latest.number or not reported["present"]:  # for a moment after a restart, too
+        return f"{latest}: it is not connected to the scheduler" if latest.lives else ""
     return f"{latest}: {reported['about']}" if reported["about"] else str(latest)

@@ -14,7 +14,9 @@ import pytest
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import FORGOTTEN
 from hpcgpu.configuration.resolve import resolve
+from hpcgpu.dask_scheduler.rpc_types import ManagerState, SchedulerState
 from hpcgpu.display.job_info import JobInfo
+from hpcgpu.existing_clusters import snapshot
 from hpcgpu.existing_clusters.between_schedulers import between_schedulers, next_scheduler_job
 from hpcgpu.runtime.scheduler_connection import answer_of
 from hpcgpu.store import certificates_and_keys, saved_options
@@ -118,11 +120,22 @@ def test_it_is_silent_where_no_worker_job_waits(tmp_path: Path, case: str) -> No
         jobs[0] = job("1", "demo-scheduler", "running")
     elif case == "left":
         directory.leave(1)
+        directory.cancel(["demo-scheduler2"])  # else it follows without a program
     elif case == "closing":
         directory.begin_close()
     elif case == "intended":  # the scheduler has removed the keys
         directory.tls.rmdir()
     assert between_schedulers(directory, jobs, now=NOW) is None
+
+
+def test_a_manager_that_has_not_yet_connected_to_the_next_scheduler_is_not_called_missing(tmp_path: Path) -> None:
+    directory = cluster(tmp_path)
+    manager: ManagerState = {"number": 0, "present": False, "about": "", "problem": "", "groups": [], "warnings": []}
+    answer = SchedulerState(workers=[], gpus=[], manager=manager)
+    shown = snapshot._manager(directory, directory.contact(), answer)
+    assert shown == "python (process 1 on login1): it is not connected to the scheduler"
+    directory.leave(1)
+    assert snapshot._manager(directory, directory.contact(), answer) == ""
 
 
 def test_the_list_names_the_next_scheduler_job(tmp_path: Path) -> None:
