@@ -26,8 +26,8 @@ _AGAIN_ADAPTIVE = "until you scale or adapt the group again, or call cluster.ada
 #: Refused submissions in a row after which nothing more is submitted: at first, and if the queue has accepted such a
 #: job before. Then nothing is wrong with the job: Slurm refuses it while its nodes are down, for example.
 _REFUSALS, _LATER_REFUSALS = 5, 30
-#: Most nodes that are avoided; the oldest is removed first.
-_EXCLUDED = 8
+#: Most nodes that are avoided, the oldest is removed first; and for how many seconds.
+_EXCLUDED, _EXCLUDED_FOR = 8, 3600.0
 #: Seconds after which a submit is tried again although a site's limit on jobs was reached, if no job ended before.
 _FULL_FOR = 300.0
 
@@ -99,8 +99,8 @@ class Failures:
         Why nothing is submitted until the user requests it; empty if jobs are submitted.
     full : str
         The site's own message while it accepts no more jobs; empty otherwise.
-    excluded : list of str
-        Nodes on which jobs were lost.
+    excluded : dict of str to float
+        Nodes on which jobs were lost, and until when the next jobs avoid them, epoch seconds.
     adaptive : bool
         Whether adaptive scaling determines the size of the group.
     last : str
@@ -115,7 +115,7 @@ class Failures:
     next_try: float = 0.0
     paused: str = ""
     full: str = ""
-    excluded: list[str] = field(default_factory=list)
+    excluded: dict[str, float] = field(default_factory=dict)
     adaptive: bool = False
     last: str = ""
     _full_until: float = 0.0
@@ -125,7 +125,7 @@ class Failures:
         """Record a job that ended without being drained; `words` say what happened to it."""
         self.full = ""
         if outcome in {Outcome.NODE_FAIL, Outcome.NEVER_CONNECTED} and node:
-            self._exclude(node)
+            self._exclude(node, now)
         if outcome is Outcome.NODE_FAIL:
             self.next_try = max(self.next_try, now + _BACKOFF[1])
         if outcome.counts:
@@ -146,7 +146,7 @@ class Failures:
         self.short += 1
         if self.short > 1:
             if node:
-                self._exclude(node)
+                self._exclude(node, now)
             self._job_failed(now)
 
     def _job_failed(self, now: float) -> None:
@@ -161,7 +161,13 @@ class Failures:
             self.paused = f"{failed} {self.again} (worker_restarts={self.restarts})"
 
     def submit_refused(self, words: str, *, for_good: bool, now: float) -> None:
-        """Record a submission that was refused."""
+        """Record a submission that was refused.
+
+        If it avoided nodes, the next one is tried at once, and avoids none: perhaps no other node is left.
+        """
+        if self.excluded:
+            self.excluded = {}
+            return
         self.refused += 1
         self._back_off(self.refused, now)
         if for_good or self.refused >= (_LATER_REFUSALS if self.accepted else _REFUSALS):
@@ -187,7 +193,8 @@ class Failures:
         self.refused, self.accepted = 0, True
 
     def time_passed(self, *, now: float) -> None:
-        """Try a full site again after a while."""
+        """Try a full site again after a while, and nodes on which jobs were lost."""
+        self.excluded = {node: until for node, until in self.excluded.items() if now < until}
         if self.full and now >= self._full_until:
             self.full = ""
 
@@ -204,9 +211,9 @@ class Failures:
     def _back_off(self, count: int, now: float) -> None:
         self.next_try = max(self.next_try, now + _BACKOFF[min(count, len(_BACKOFF)) - 1])
 
-    def _exclude(self, node: str) -> None:
-        if node not in self.excluded:
-            self.excluded = [*self.excluded, node][-_EXCLUDED:]
+    def _exclude(self, node: str, now: float) -> None:
+        others = {other: until for other, until in self.excluded.items() if other != node}
+        self.excluded = dict([*others.items(), (node, now + _EXCLUDED_FOR)][-_EXCLUDED:])
 
 
 @dataclass

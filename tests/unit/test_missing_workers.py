@@ -50,9 +50,9 @@ def test_workers_that_never_came_are_not_called_lost_and_their_node_is_named() -
 def test_the_second_job_in_a_row_that_loses_workers_is_a_failure_and_there_is_an_end() -> None:
     failures = Failures(restarts=1)
     failures.workers_lost("n0", within=300, now=0.0)
-    assert (failures.failed, failures.paused, failures.excluded) == (0, "", [])
+    assert (failures.failed, failures.paused, failures.excluded) == (0, "", {})
     failures.workers_lost("n0", within=300, now=300.0)
-    assert (failures.failed, failures.paused, failures.excluded) == (1, "", ["n0"])
+    assert (failures.failed, failures.paused, list(failures.excluded)) == (1, "", ["n0"])
     failures.workers_lost("n0", within=300, now=600.0)
     assert failures.paused == (
         "2 worker jobs failed in a row; they are not replaced until you scale or adapt the group again "
@@ -67,7 +67,7 @@ def test_jobs_that_lose_workers_together_count_once() -> None:
     failures = Failures(restarts=0)
     for i in range(8):
         failures.workers_lost(f"n{i}", within=300, now=100.0 + i)
-    assert (failures.short, failures.failed, failures.excluded) == (1, 0, [])
+    assert (failures.short, failures.failed, failures.excluded) == (1, 0, {})
 
 
 def test_a_job_without_some_workers_works_on_until_another_is_there_and_one_at_a_time_makes_room() -> None:

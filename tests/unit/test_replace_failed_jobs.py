@@ -57,7 +57,7 @@ def test_the_replacement_of_a_job_whose_workers_never_connected_avoids_its_node(
     failures = Failures(restarts=5)
     failures.job_ended(Outcome.NEVER_CONNECTED, "n7", now=0.0)
     failures.job_ended(Outcome.FAILED, "n8", now=0.0)
-    assert failures.excluded == ["n7"], "the program of the user may have failed on the other"
+    assert list(failures.excluded) == ["n7"], "the program of the user may have failed on the other"
 
 
 def test_walltime_and_preemption_are_no_failures() -> None:
@@ -65,15 +65,37 @@ def test_walltime_and_preemption_are_no_failures() -> None:
     for _ in range(100):
         failures.job_ended(Outcome.EXPECTED, "n0", now=0.0)
         failures.job_ended(Outcome.PREEMPTED, "n0", now=0.0)
-    assert (failures.paused, failures.next_try, failures.excluded) == ("", 0.0, [])
+    assert (failures.paused, failures.next_try, failures.excluded) == ("", 0.0, {})
 
 
 def test_nodes_that_fail_are_avoided_a_bounded_number_of_them() -> None:
     failures = Failures(restarts=0)
     for i in range(20):
         failures.job_ended(Outcome.NODE_FAIL, f"n{i}", now=0.0)
-    assert failures.excluded == [f"n{i}" for i in range(12, 20)]
+    assert list(failures.excluded) == [f"n{i}" for i in range(12, 20)]
     assert not failures.paused
+
+
+@pytest.mark.parametrize("for_good", [False, True])
+def test_a_refused_submit_that_avoided_nodes_is_tried_again_on_all_nodes(for_good: bool) -> None:
+    """Slurm refuses a job that excludes all nodes: "Requested node configuration is not available"."""
+    failures = Failures(restarts=3)
+    for i in range(4):
+        failures.job_ended(Outcome.NODE_FAIL, f"n{i}", now=0.0)
+    failures.submit_refused("Requested node configuration is not available", for_good=for_good, now=20.0)
+    assert failures.excluded == {} and failures.may_submit(now=20.0)
+    failures.submit_refused("Requested node configuration is not available", for_good=for_good, now=20.0)
+    assert (failures.refused, bool(failures.paused)) == (1, for_good)
+
+
+def test_a_node_that_has_failed_is_avoided_for_an_hour() -> None:
+    failures = Failures(restarts=3)
+    failures.job_ended(Outcome.NODE_FAIL, "n0", now=0.0)
+    failures.job_ended(Outcome.NODE_FAIL, "n1", now=1000.0)
+    failures.time_passed(now=3599.0)
+    assert list(failures.excluded) == ["n0", "n1"]
+    failures.time_passed(now=3601.0)
+    assert list(failures.excluded) == ["n1"]
 
 
 def test_five_refused_submits_in_a_row_are_enough_and_one_that_is_refused_for_good() -> None:
