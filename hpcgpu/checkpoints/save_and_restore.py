@@ -354,6 +354,10 @@ def _damaged(error: Exception) -> bool:
 
 
 def _not_saved(directory: Path, error: Exception) -> CheckpointError:
+    if isinstance(error, OSError) and isinstance(error.filename, str):
+        # not the hidden folder: it is removed, and has another name each time
+        if Path(error.filename).is_relative_to(directory):
+            error.filename = str(directory)
     stays = ""
     with suppress(OSError):
         last = versions.numbered(directory)[:1]

@@ -444,7 +444,7 @@ def test_a_directory_that_is_removed_meanwhile_is_an_error_in_words(client: Clie
         assert begun.wait(60)
         shutil.rmtree(place)
         GO.set()
-        words = rf"was not saved: {place}/\.\w+: No such file or directory. Do all nodes see it\? There is no earlier"
+        words = rf"was not saved: {place}: No such file or directory. Do all nodes see it\? There is no earlier"
         with pytest.raises(CheckpointError, match=words):
             saving.result(timeout=60)
 
@@ -469,9 +469,8 @@ def test_a_full_disk_is_named_with_what_to_do_and_the_last_version_stays(client:
         save(client, client.submit(pow, 2, 3), place)
         with pytest.raises(CheckpointError) as said:
             save(client, client.map(np.random.default_rng(0).bytes, [600_000] * 5, pure=False), place)
-        folder = said.value.__cause__.filename
         assert str(said.value) == (
-            f"checkpoint {place} was not saved: {folder} cannot be written: No space left on device. "
+            f"checkpoint {place} was not saved: {place} cannot be written: No space left on device. "
             f"Make room there. The last version stays: {place}/000001"
         )
         assert numbers(place) == ["000001"], "what was written is removed"
