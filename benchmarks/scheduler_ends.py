@@ -1,11 +1,15 @@
-"""The scheduler of a cluster is killed at random moments, again and again, with ``on_scheduler_end="restart"``.
+"""The scheduler of a cluster ends at random moments, again and again, with ``on_scheduler_end="restart"``.
 
-Each round begins something (tasks, a shuffle, a checkpoint, growth, a drain, nothing), and kills the scheduler at a
-random moment of it. After each round the cluster must compute, the worker jobs that ran must run (but for those that
-were to end), and what was saved must be there, bit by bit. At the end no job may be left, and none submitted twice.
+Each round begins something (tasks, a shuffle, a checkpoint, growth, a drain, nothing), and at a random moment of it the
+scheduler is killed or, on Slurm, its job ends in another way: see slurm_ends.py. In some rounds the program that
+manages the cluster is killed at the same moment, and another one takes the cluster over; in others the node of a worker
+job is switched off. After each round the cluster must compute, the worker jobs that ran must run (but for those that
+were to end, and those whose node was lost), none may be there twice, and what was saved must be there, bit by bit.
+At the end no job may be left, and none submitted twice.
 
-    python benchmarks/scheduler_ends.py --rounds 50 --seed 1           # the embedded queue
-    python benchmarks/scheduler_ends.py --rounds 50 --seed 1 --slurm   # a Slurm of its own (as root)
+    python benchmarks/scheduler_ends.py --rounds 50 --seed 1                           # the embedded queue
+    python benchmarks/scheduler_ends.py --rounds 50 --seed 1 --slurm                   # a Slurm of its own (as root)
+    python benchmarks/scheduler_ends.py --rounds 9 --slurm --ends suspended "node off" --with manager
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ import argparse
 import contextlib
 import os
 import random
-import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -31,18 +35,44 @@ import dask.array as da
 import numpy as np
 from distributed import Client
 from distributed.client import FutureCancelledError
+from slurm_ends import KINDS, OF_NODE, Victim
 
-from hpcgpu import CheckpointError, GPUCluster, LocalGPUCluster, SlurmGPUCluster
+import hpcgpu
+from hpcgpu import CheckpointError, ClusterError, GPUCluster, LocalGPUCluster, SlurmGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.scaling import scheduler_restarts
+from hpcgpu.scaling import replace_failed_jobs, scheduler_restarts
+from hpcgpu.scaling.scheduler_restarts import STANDBY
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "slurm"), str(ROOT / "tests" / "gpu_stub")]
 
 #: Seconds that a cluster may take until it computes again.
-PATIENCE = 120.0
-#: Seconds after the beginning of a round in which the scheduler is killed.
+PATIENCE = 150.0
+#: Seconds after the beginning of a round in which the scheduler ends.
 LATEST = 4.0
+#: What may fail at the same moment.
+WITH = ("nothing", "manager", "worker node")
+#: A program that manages the cluster until it is killed.
+MANAGER = """
+import sys, warnings, hpcgpu
+from hpcgpu.scaling import scheduler_restarts
+warnings.simplefilter("ignore")
+scheduler_restarts.LIMIT = 10**6
+cluster = getattr(hpcgpu, sys.argv[1]).from_name(sys.argv[2])
+print("manages", flush=True)
+sys.stdin.read()
+"""
+
+
+@dataclass
+class Queue:
+    """Where the cluster runs."""
+
+    cls: type[GPUCluster]
+    options: dict[str, Any]
+    #: Returns the names of the jobs that are in the queue.
+    live: Callable[[], list[str]]
+    bed: Any = None
 
 
 @dataclass
@@ -50,35 +80,89 @@ class Report:
     """What was seen."""
 
     rounds: Counter[str] = field(default_factory=Counter)
-    #: Seconds from each kill to the first result of the next scheduler.
+    activities: Counter[str] = field(default_factory=Counter)
+    #: Seconds from each end to the first result of the next scheduler.
     seconds: list[float] = field(default_factory=list)
     checkpoints: Counter[str] = field(default_factory=Counter)
+    #: Worker jobs whose node was lost.
+    lost: int = 0
+    #: Why a take-over had to be tried again.
+    refused: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
 
 class Rounds:
-    """Begins things on a cluster, kills its scheduler, and checks what is left.
+    """Begins things on a cluster, ends its scheduler, and checks what is left.
 
     Parameters
     ----------
     cluster : GPUCluster
     client : distributed.Client
+    queue : Queue
+    place : Path
+        Of the checkpoints.
     choose : random.Random
     report : Report
     """
 
-    def __init__(self, cluster: GPUCluster, client: Client, choose: random.Random, report: Report) -> None:
+    def __init__(
+        self, cluster: GPUCluster, client: Client, queue: Queue, place: Path, choose: random.Random, report: Report
+    ) -> None:
         self.cluster, self.client, self.choose, self.report = cluster, client, choose, report
-        self.size = 2
+        self.queue, self.place, self.size = queue, place, 2
         numbers = client.persist(da.random.random((200, 200), chunks=(50, 60)))
         self.saved = numbers.compute()
-        cluster.checkpoint(numbers, name="numbers")
+        hpcgpu.checkpoint(client, numbers, place, name="numbers", quiet=True)
         client.publish_dataset(published=numbers)
         cluster.checkpoint(numbers, name="published")
 
-    def one(self, number: int) -> None:
+    def one(self, number: int, kind: str, also: str) -> None:
         """Do one round."""
-        begun: dict[str, Callable[[], object]] = {
+        name = self._activity(also)
+        where = f"round {number} ({kind}, with {also}, during {name})"
+        print(f"{time.strftime('%T')} {where}", flush=True)
+        self.report.rounds[f"{kind}, with {also}"] += 1
+        self.report.activities[name] += 1
+        before, job = self._worker_jobs(), self._scheduler_job()
+        kept = self.client.submit(pow, 3, 4, pure=False)
+        kept.result(timeout=PATIENCE)
+        with contextlib.ExitStack() as stack:
+            manager = stack.enter_context(self._manager()) if also == "manager" else None
+            doing = Activity(self._activities()[name])
+            time.sleep(self.choose.uniform(0, LATEST))
+            nodes = {job.node} if kind in OF_NODE else set()
+            if also == "worker node" and (others := sorted(set(before.values()) - {job.node})):
+                nodes.add(node := self.choose.choice(others))
+                stack.callback(self.queue.bed.node_up, node)
+                self.queue.bed.switch_off(node)
+            early = manager is not None and self.choose.random() < 0.5
+            if early:
+                threading.Timer(self.choose.uniform(0, 3), manager.kill).start()
+            stack.enter_context(KINDS[kind](job))
+            if nodes - {job.node}:
+                self.queue.bed.node_down(node)
+            if kind != "suspended" and not early:
+                self._until(lambda: job.name not in self.queue.live(), f"{job.name} has ended")
+            if manager is not None:
+                self._take_over(manager)
+            if kind != "suspended":
+                self._until(lambda: job.name not in self.queue.live(), f"{job.name} has ended")
+            ended = time.monotonic()
+            doing.join(PATIENCE)
+            if kind == "suspended":
+                self._is_the_same(where, job, doing, kept)
+            self._works(where, ended, kind)
+            self._check(where, before, name, nodes)
+
+    def _activity(self, also: str) -> str:
+        """Choose what is begun. A program that another one has taken the cluster over from cannot scale it."""
+        names = ["nothing", "tasks", "shuffle", "checkpoint"]
+        if also != "manager":
+            names.append("drain" if self.size == 3 else "growth")
+        return self.choose.choice(names)
+
+    def _activities(self) -> dict[str, Callable[[], object]]:
+        return {
             "nothing": lambda: None,
             "tasks": lambda: self.client.gather(
                 self.client.map(lambda x: time.sleep(0.1) or x, range(100), pure=False)
@@ -88,26 +172,12 @@ class Rounds:
             "growth": lambda: self._scale(3),
             "drain": lambda: self._scale(2),
         }
-        name = self.choose.choice(
-            ["drain" if self.size == 3 else "growth", "nothing", "tasks", "shuffle", "checkpoint"]
-        )
-        self.report.rounds[name] += 1
-        before = self._worker_jobs()
-        pid = self.client.run_on_scheduler(os.getpid)
-        doing = threading.Thread(target=_until_it_fails, args=(begun[name],), daemon=True)
-        doing.start()
-        time.sleep(self.choose.uniform(0, LATEST))
-        os.kill(pid, signal.SIGKILL)
-        killed = time.monotonic()
-        doing.join(PATIENCE)
-        self._works(f"round {number} ({name})", killed)
-        self._check(f"round {number} ({name})", before, name)
 
     def _checkpoint(self) -> None:
         numbers = self.client.persist(da.random.random((200, 200), chunks=(50, 60)))
         new = numbers.compute()
         try:
-            self.cluster.checkpoint(numbers, name="numbers")
+            hpcgpu.checkpoint(self.client, numbers, self.place, name="numbers", quiet=True)
         except CheckpointError:
             self.report.checkpoints["not saved"] += 1
         else:
@@ -118,7 +188,43 @@ class Rounds:
         self.size = jobs
         self.cluster.scale(jobs=jobs)
 
-    def _works(self, where: str, killed: float) -> None:
+    @contextlib.contextmanager
+    def _manager(self) -> Iterator[subprocess.Popen[str]]:
+        """Another program, which takes the cluster over."""
+        argv = [sys.executable, "-c", MANAGER, self.queue.cls.__name__, str(self.cluster.directory.path)]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+            try:
+                assert program.stdout is not None and program.stdout.readline() == "manages\n"
+                yield program
+            finally:
+                program.kill()
+
+    def _take_over(self, manager: subprocess.Popen[str]) -> None:
+        """Kill the program that manages the cluster, if that has not happened, and take the cluster over."""
+        manager.kill()
+        manager.wait()
+        begun = time.monotonic()
+        while True:
+            try:
+                earlier, self.cluster = self.cluster, self.queue.cls.from_name(self.cluster.directory.path)
+                earlier.close()
+                return
+            except ClusterError as error:
+                self.report.refused[str(error).splitlines()[0]] += 1
+                if time.monotonic() - begun > PATIENCE:
+                    raise
+                time.sleep(1)
+
+    def _is_the_same(self, where: str, job: Victim, doing: Activity, kept: Any) -> None:
+        """Nothing was started again for a scheduler that was suspended, and nothing is lost."""
+        if self.client.run_on_scheduler(os.getpid) != job.pid or self._scheduler_job().id != job.id:
+            self.report.wrong.append(f"{where}: there is another scheduler")
+        if doing.failure is not None:
+            self.report.wrong.append(f"{where}: {doing.failure!r}")
+        if kept.result(timeout=PATIENCE) != 81:
+            self.report.wrong.append(f"{where}: a wrong result")
+
+    def _works(self, where: str, ended: float, kind: str) -> None:
         """Wait until the cluster computes again, with all its workers."""
         try:
             while True:
@@ -126,58 +232,147 @@ class Rounds:
                     result = self.client.submit(pow, 2, 5, pure=False).result(timeout=PATIENCE)
                     break
                 except FutureCancelledError:  # it was submitted before the client had noticed the loss
-                    if time.monotonic() - killed > PATIENCE:
+                    if time.monotonic() - ended > PATIENCE:
                         raise
-            if result != 32:
-                self.report.wrong.append(f"{where}: a wrong result")
-            self.report.seconds.append(time.monotonic() - killed)
+            if kind != "suspended":
+                self.report.seconds.append(time.monotonic() - ended)
             self.cluster.settle()
             self.cluster.wait_for_workers(self.size, timeout=PATIENCE)
+            array = np.arange(3600).reshape(60, 60)
+            turned = da.from_array(array, chunks=(6, 60)).rechunk((60, 6)).T.compute(scheduler=self.client)
+            if result != 32 or not np.array_equal(turned, array.T):
+                self.report.wrong.append(f"{where}: a wrong result")
         except Exception as error:
             self.report.wrong.append(f"{where}: the cluster does not compute again: {error!r}")
             raise
 
-    def _check(self, where: str, before: dict[str, str], name: str) -> None:
+    def _check(self, where: str, before: dict[str, str], name: str, nodes: set[str]) -> None:
+        """Compare the jobs with those before the round, and what was saved with what is restored."""
+        wrong = self.report.wrong
+        workers = lambda: [job for job in self.queue.live() if "-scheduler" not in job]  # noqa: E731
+        try:
+            self._until(lambda: len(workers()) == self.size, f"{self.size} worker jobs are in the queue")
+        except TimeoutError:
+            wrong.append(f"{where}: in the queue are {self.queue.live()}")
+        self.cluster.settle()
         after = self._worker_jobs()
-        if gone := {job: before[job] for job in before if job not in after}:
-            if name != "drain" or len(gone) > 1:
-                self.report.wrong.append(f"{where}: worker jobs are gone: {gone}")
-        if name != "growth" and (new := after.keys() - before.keys()):
-            self.report.wrong.append(f"{where}: worker jobs were submitted again: {new}")
-        if not np.array_equal(self.cluster.restore("numbers").compute(), self.saved):
-            self.report.wrong.append(f"{where}: the checkpoint does not hold what was saved")
+        lost = {job for job, node in before.items() if node in nodes}
+        self.report.lost += len(lost)
+        gone, new = before.keys() - after.keys(), after.keys() - before.keys()
+        if len(gone - lost) > (name == "drain"):
+            wrong.append(f"{where}: worker jobs are gone: {gone - lost}")
+        if len(new) > len(lost) + (name == "growth"):
+            wrong.append(f"{where}: worker jobs were submitted again: {new}, for {lost}")
+        in_queue = self.queue.live()
+        schedulers = [job for job in in_queue if "-scheduler" in job]
+        if len(set(in_queue)) != len(in_queue) or len(schedulers) not in (1, 2):
+            wrong.append(f"{where}: in the queue are {in_queue}")
+        restored = hpcgpu.restore(self.client, self.place, name="numbers", quiet=True)
+        if not np.array_equal(restored.compute(), self.saved):
+            wrong.append(f"{where}: the checkpoint does not hold what was saved")
         if self.client.list_datasets() != ("published",):
-            self.report.wrong.append(f"{where}: published are {self.client.list_datasets()}")
+            wrong.append(f"{where}: published are {self.client.list_datasets()}")
 
     def _worker_jobs(self) -> dict[str, str]:
-        """Return the states of the worker jobs, by id."""
-        return {str(job.id): job.state for job in self.cluster.jobs if job.kind == "worker" and job.state == "running"}
+        """Return the nodes of the worker jobs that run, by name."""
+        return {job.name: job.node for job in self.cluster.jobs if job.kind == "worker" and job.state == "running"}
+
+    def _scheduler_job(self) -> Victim:
+        [job] = [
+            job
+            for job in self.cluster.jobs
+            if job.kind == "scheduler" and job.state == "running" and job.reason != STANDBY
+        ]
+        pid = self.client.run_on_scheduler(os.getpid)
+        return Victim(self.queue.bed, self.client, self.choose, job.id, job.name, job.node, pid)
+
+    def _until(self, met: Callable[[], bool], what: str) -> None:
+        begun = time.monotonic()
+        while not met():
+            if time.monotonic() - begun > PATIENCE:
+                raise TimeoutError(what)
+            time.sleep(0.2)
 
 
-def _until_it_fails(function: Callable[[], object]) -> None:
-    with contextlib.suppress(Exception):  # its scheduler is killed
-        function()
+class Activity(threading.Thread):
+    """Something that runs beside, and may fail: its scheduler ends."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        super().__init__(daemon=True)
+        self.function, self.failure = function, None
+        self.start()
+
+    def run(self) -> None:
+        """Run it, and keep its error."""
+        try:
+            self.function()
+        except Exception as error:
+            self.failure = error
 
 
-@contextlib.contextmanager
-def cluster_on(slurm: bool, place: Path) -> Iterator[tuple[type[GPUCluster], dict[str, Any], Callable[[], list[str]]]]:
-    """Yield a class of clusters, its options, and a function that returns the jobs in the queue."""
-    options: dict[str, Any] = {"gpus_per_node": 0, "cores": 1, "memory": "1GB", "poll_interval": 1, "quiet": True}
-    if not slurm:
-        os.environ["HPCGPU_QUEUE_DIRECTORY"] = str(place / "queue")
-        queue = LocalQueue(place / "queue", gpus=0)
+OPTIONS: dict[str, Any] = {
+    "gpus_per_node": 0,
+    "cores": 1,
+    "memory": "1GB",
+    "poll_interval": 1,
+    "quiet": True,
+    "worker_restarts": 10**6,
+    "on_scheduler_end": "restart",
+}
 
-        def live() -> list[str]:
-            ids = [path.stem for path in (place / "queue" / "jobs").glob("*.json")]
-            return sorted(i for i, status in queue.poll(ids).items() if not status.state.ended)
 
-        yield LocalGPUCluster, options, live
-        return
-    import bed as slurm_bed
+def local_queue(place: Path) -> Queue:
+    """The embedded queue, with its files in this directory."""
+    os.environ["HPCGPU_QUEUE_DIRECTORY"] = str(place / "queue")
+    queue = LocalQueue(place / "queue", gpus=0)
 
-    with slurm_bed.started(place / "slurm") as bed:
-        options |= {"queue": "gpu", "walltime": "01:00:00", "scheduler": {"queue": "shared", "constraint": "t4"}}
-        yield SlurmGPUCluster, options, lambda: [job.name for job in bed.squeue() if job.state != "COMPLETING"]
+    def live() -> list[str]:
+        ids = [path.stem for path in (place / "queue" / "jobs").glob("*.json")]
+        return sorted(status.name for status in queue.poll(ids).values() if not status.state.ended)
+
+    return Queue(LocalGPUCluster, OPTIONS, live)
+
+
+def slurm_queue(bed: Any) -> Queue:
+    """A Slurm of tests/slurm/bed.py."""
+    bed.set_partition("urgent", "Nodes=n[0-3],s0")  # which may have the scheduler's node, too
+    options = OPTIONS | {"queue": "gpu", "walltime": "01:00:00", "scheduler": {"queue": "shared", "prefer": "t4"}}
+    options |= {"cores": 9}  # of sixteen: each job has a node of its own
+    return Queue(SlurmGPUCluster, options, lambda: [job.name for job in bed.squeue() if job.state != "COMPLETING"], bed)
+
+
+def attack(queue: Queue, place: Path, rounds: list[tuple[str, str]], seed: int) -> Report:
+    """Do the rounds, each of a kind of end and of what fails with it."""
+    report, choose = Report(), random.Random(seed)
+    scheduler_restarts.LIMIT = 10**6  # this is no queue that kills each scheduler
+    replace_failed_jobs._BACKOFF = (0.0, 1.0, 1.0, 1.0, 1.0)
+    replace_failed_jobs._EXCLUDED = 1  # there are only four nodes
+    options = queue.options | {"cluster_directory": place / "clusters", "checkpoint_directory": place / "saved"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cluster = queue.cls(name="ends", jobs=2, **options)
+        with hpcgpu.connect(cluster.directory.path, quiet=True) as client:
+            done = Rounds(cluster, client, queue, place / "saved", choose, report)
+            try:
+                cluster.wait_for_workers(2)
+                for number, (kind, also) in enumerate(rounds):
+                    done.one(number, kind, also)
+            finally:
+                done.cluster.close()
+    submits = cluster.directory.submits()
+    if len({submit.name for submit in submits}) != len(submits):
+        report.wrong.append("a name was submitted twice")
+    if left := queue.live():
+        report.wrong.append(f"left in the queue: {left}")
+    return report
+
+
+def rounds_of(number: int, kinds: list[str], also: list[str], seed: int) -> list[tuple[str, str]]:
+    """Return rounds in which each kind of end comes as often as any other, in random order."""
+    choose, rounds = random.Random(seed), list[tuple[str, str]]()
+    while len(rounds) < number:
+        rounds += choose.sample(both := [(kind, what) for kind in kinds for what in also], len(both))
+    return rounds[:number]
 
 
 def main() -> None:
@@ -186,35 +381,34 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--slurm", action="store_true")
+    parser.add_argument("--ends", nargs="+", choices=KINDS, help="default: all, or 'killed' in the embedded queue")
+    parser.add_argument("--with", nargs="+", choices=WITH, dest="also", help="what fails at the same moment")
     arguments = parser.parse_args()
-    report, choose = Report(), random.Random(arguments.seed)
-    scheduler_restarts.LIMIT = 10**6  # this is no queue that kills each scheduler
-    warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as temporary:
-        place = Path(temporary)
-        with cluster_on(arguments.slurm, place) as (cls, options, live):
-            options |= {"cluster_directory": place / "clusters", "checkpoint_directory": place / "saved"}
-            with cls(name="ends", jobs=2, on_scheduler_end="restart", **options) as cluster, Client(cluster) as client:
-                cluster.wait_for_workers(2)
-                rounds = Rounds(cluster, client, choose, report)
-                for number in range(arguments.rounds):
-                    rounds.one(number)
-                submits = cluster.directory.submits()
-            if len({submit.name for submit in submits}) != len(submits):
-                report.wrong.append("a name was submitted twice")
-            if left := live():
-                report.wrong.append(f"left in the queue: {left}")
+    kinds = arguments.ends or (list(KINDS) if arguments.slurm else ["killed"])
+    also = arguments.also or (list(WITH) if arguments.slurm else ["nothing"])
+    rounds = rounds_of(arguments.rounds, kinds, also, arguments.seed)
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if arguments.slurm:
+            import bed as slurm_bed
+
+            queue = slurm_queue(stack.enter_context(slurm_bed.started(place / "slurm", slurm_bed.FAST)))
+        else:
+            queue = local_queue(place)
+        report = attack(queue, place, rounds, arguments.seed)
     show(report)
     sys.exit(bool(report.wrong))
 
 
 def show(report: Report) -> None:
     """Print what was seen."""
-    print(f"the scheduler was killed {len(report.seconds)} times, during {dict(report.rounds)}")
-    print(f"checkpoints meanwhile: {dict(report.checkpoints)}")
+    print(f"{sum(report.rounds.values())} rounds, during {dict(report.activities)}:")
+    print("\n".join(f"  {number} x {what}" for what, number in sorted(report.rounds.items())))
+    print(f"checkpoints meanwhile: {dict(report.checkpoints)}; worker jobs whose node was lost: {report.lost}")
+    print("\n".join(f"taken over again after: {number} x {why}" for why, number in report.refused.items()))
     if report.seconds:
         middle, most = statistics.median(report.seconds), max(report.seconds)
-        print(f"from the kill to the first result of the next scheduler: median {middle:.1f} s, at most {most:.1f} s")
+        print(f"from the end to the next result: median {middle:.1f} s, at most {most:.1f} s")
     print("\n".join(f"WRONG: {text}" for text in report.wrong) or "no worker job was lost, and nothing that was saved")
 
 

@@ -419,7 +419,7 @@ class SlurmBed:
         self._slurm("scontrol", "update", f"PartitionName={name}", *settings)
 
     def node_up(self, name: str) -> None:
-        """Bring a node back from `node_down`, `stop_node` or a drain."""
+        """Bring a node back from `node_down`, `stop_node`, `switch_off` or a drain."""
         if not is_root():
             return self._as_root("node-up", name)
         if not any(process.name == "slurmd" for process in self._own_processes() if self._serves(process, name)):
@@ -433,6 +433,21 @@ class SlurmBed:
         if not is_root():
             return self._as_root("stop-node", name)
         self._kill("slurmd", signal.SIGKILL, name)
+
+    def switch_off(self, name: str) -> None:
+        """Kill all that runs on a node, as the loss of its power does: the controller does not hear of it."""
+        if not is_root():
+            return self._as_root("switch-off", name)
+        log, variable = f"{self.directory}/log/slurmd-{name}.log", f"SLURMD_NODENAME={name}".encode()
+
+        def there(process: Process) -> bool:
+            return log in process.files if process.name in DAEMONS else variable in process.environment.split(b"\0")
+
+        while alive := [process for process in self._own_processes() if there(process)]:
+            # first the daemons, which would say that a job has ended
+            for process in sorted(alive, key=lambda process: process.name not in DAEMONS):
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
 
     def stop_controller(self) -> None:
         """Stop slurmctld: jobs run on, but squeue, sbatch and scancel fail."""
@@ -623,10 +638,20 @@ def main() -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     actions.add_parser("install", help="install the Debian packages that are missing")
     actions.add_parser("why-not", help="say why this machine cannot host the bed")
-    for action in ("start", "stop", "env", "stop-controller", "start-controller", "node-down", "node-up", "stop-node"):
+    for action in (
+        "start",
+        "stop",
+        "env",
+        "stop-controller",
+        "start-controller",
+        "node-down",
+        "node-up",
+        "stop-node",
+        "switch-off",
+    ):
         command = actions.add_parser(action)
         command.add_argument("directory", type=Path)
-        if action in ("node-down", "node-up", "stop-node"):
+        if action in ("node-down", "node-up", "stop-node", "switch-off"):
             command.add_argument("node", choices=NODES)
         if action == "start":
             command.add_argument("--scheduling", default="", help="Slurm's SchedulerParameters")

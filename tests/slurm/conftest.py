@@ -51,7 +51,7 @@ class ThereBed(slurm_bed.SlurmBed):
     def _as_root(self, *arguments: str, **_: object) -> None:
         pytest.skip(f"nobody may do this on a Slurm that others use: {' '.join(arguments)}")
 
-    set_partition = node_down = node_up = stop_node = stop_controller = start_controller = _as_root  # type: ignore[assignment]
+    set_partition = node_down = node_up = stop_node = switch_off = stop_controller = start_controller = _as_root  # type: ignore[assignment]
 
 
 def running(place: Path, request: pytest.FixtureRequest, scheduling: str) -> Iterator[slurm_bed.SlurmBed]:
