@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
 import pytest
 from dask import delayed
-from distributed import Client, Future, LocalCluster
+from distributed import Client, Future, KilledWorker, LocalCluster
 
 import hpcgpu
 from hpcgpu import CheckpointError, OptionError
@@ -346,6 +347,18 @@ def test_a_failed_task_is_named(client: Client, place: Path) -> None:
     ).replace("0.0 cannot be raised to a negative power", str(said.value.__cause__))
     assert isinstance(said.value.__cause__, ZeroDivisionError)
     assert numbers(place) == ["000001"]
+
+
+def killed() -> None:
+    raise KilledWorker("write", SimpleNamespace(address="tcp://10.0.0.1:1"), 3)
+
+
+def test_workers_that_were_killed_are_named_with_what_may_help(client: Client, place: Path) -> None:
+    words = (
+        "KilledWorker: .*tcp://10.0.0.1:1.* needs twice its memory .* Give the workers more memory, or make the pieces"
+    )
+    with pytest.raises(CheckpointError, match=words):
+        save(client, client.submit(killed), place)
 
 
 def test_a_result_that_cannot_be_pickled_is_named(client: Client, place: Path) -> None:
