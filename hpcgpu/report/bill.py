@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from hpcgpu.batch.base import JobState, JobStatus, state_named
 from hpcgpu.batch.reasons import FORGOTTEN, cancel_of_ours, explain
+from hpcgpu.scaling.scheduler_restarts import ended_too_early
 from hpcgpu.store.journal import Submit
 from hpcgpu.store.saved_options import Saved
 from hpcgpu.store.usage_file import JobUsage
@@ -257,7 +258,7 @@ def _had_none(started: float | None, ended: float | None, written: float | None)
 def without_scheduler(
     schedulers: Iterable[JobBill], served: Mapping[str, float | None], *, now: float, over: float | None = None
 ) -> list[Gap]:
-    """Return when a cluster whose scheduler is restarted had no scheduler.
+    """Return when a cluster whose scheduler is restarted had no scheduler, and waited for the next one.
 
     Parameters
     ----------
@@ -271,9 +272,17 @@ def without_scheduler(
     """
     started = sorted((job for job in schedulers if job.started is not None), key=lambda job: job.started or 0.0)
     were = [job for number, job in enumerate(started) if not number or job.id in served]
-    ends = [served[job.id] or job.started for job in were[1:]] + [now if over is None else over]
+    ends = [served[job.id] or job.started for job in were[1:]]
+    if were and not _intended(were[-1]):
+        ends.append(now if over is None else over)
     pairs = zip(were, ends, strict=False)
     return [(job.ended, end) for job, end in pairs if job.ended is not None and end is not None and end > job.ended]
+
+
+def _intended(job: JobBill) -> bool:
+    """Whether a scheduler job has ended as intended, so that no other one follows."""
+    state = state_named(job.state)
+    return state.ended and not ended_too_early(state)
 
 
 def _overlap(started: float | None, ran: float, gaps: Sequence[Gap]) -> float:

@@ -85,6 +85,9 @@ def test_a_cluster_has_no_scheduler_from_the_end_of_one_to_the_start_of_the_next
     early = scheduler(2, JobState.RUNNING, HOUR)
     assert without_scheduler([first, early], {"2": None}, now=9 * HOUR) == [], "it was there before the first one ended"
     assert without_scheduler([], {}, now=9 * HOUR) == []
+    cancelled = scheduler(1, JobState.CANCELLED, 60.0, 2 * HOUR)
+    assert without_scheduler([cancelled], {}, now=9 * HOUR) == [], "no other one follows"
+    assert without_scheduler([cancelled, serves], {"3": None}, now=9 * HOUR) == [(2 * HOUR, 4 * HOUR)], "one followed"
 
 
 @pytest.mark.parametrize("firsts", [[], [0.0], [9 * HOUR], [2 * HOUR] * 9])
