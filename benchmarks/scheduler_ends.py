@@ -338,7 +338,11 @@ def slurm_queue(bed: Any) -> Queue:
     bed.set_partition("urgent", "Nodes=n[0-3],s0")  # which may have the scheduler's node, too
     options = OPTIONS | {"queue": "gpu", "walltime": "01:00:00", "scheduler": {"queue": "shared", "prefer": "t4"}}
     options |= {"cores": 9}  # of sixteen: each job has a node of its own
-    return Queue(SlurmGPUCluster, options, lambda: [job.name for job in bed.squeue() if job.state != "COMPLETING"], bed)
+
+    def live() -> list[str]:  # without the jobs that preempt
+        return [job.name for job in bed.squeue() if job.state != "COMPLETING" and job.name.startswith("ends-")]
+
+    return Queue(SlurmGPUCluster, options, live, bed)
 
 
 def attack(queue: Queue, place: Path, rounds: list[tuple[str, str]], seed: int) -> Report:
