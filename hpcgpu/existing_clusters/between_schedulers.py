@@ -19,7 +19,6 @@ from hpcgpu.existing_clusters.query_jobs import ended_by_itself
 from hpcgpu.store import saved_options
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.managers import ManagerRecord
-from hpcgpu.store.present_scheduler import waits_to_follow
 
 #: Why a worker job runs without workers.
 NO_SCHEDULER = "its workers have ended with the scheduler, and it waits for the next one"
@@ -60,15 +59,15 @@ def between_schedulers(directory: ClusterDirectory, jobs: Sequence[JobInfo], *, 
     except OptionError:
         return None
     manager, contact = directory.manager(), directory.contact()
-    left = manager is None or manager.left  # then no other scheduler follows, but for one that was submitted before
-    if left and contact is not None and waits_to_follow(directory.submits(), contact.job_id):
-        left = False
-    if options.options.cluster.on_scheduler_end != "restart" or left or directory.closing or ended_by_itself(directory):
+    if options.options.cluster.on_scheduler_end != "restart" or directory.closing or ended_by_itself(directory):
         return None
     schedulers = [job for job in jobs if job.kind == "scheduler"]
     over = [job for job in schedulers if has_ended(job)]
-    there = [job for job in schedulers if job not in over]
+    dropped = {submit.name for submit in directory.submits() if submit.cancelled}
+    there = [job for job in schedulers if job not in over and job.name not in dropped]
     served = contact.job_id if contact is not None else ""
+    if (manager is None or manager.left) and not there:  # then no other scheduler follows
+        return None
     if not over or any(job.id == served for job in there):
         return None
     # without a contact it is the one that ended last: one that should have followed it ended before

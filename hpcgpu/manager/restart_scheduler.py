@@ -25,8 +25,8 @@ from hpcgpu.manager.scheduler_client import SchedulerClient
 from hpcgpu.scaling.scheduler_restarts import ended_too_early, expected, next_is_due, too_many
 from hpcgpu.store.removed_directory import directory_exists
 
-#: Seconds until a refused submit is tried again: the first time, and at most; and how often.
-_PAUSE, _LAST_PAUSE, _REFUSALS = 5.0, 300.0, 10
+#: Seconds until a refused submit is tried again: the first time, and at most; how often; and after that.
+_PAUSE, _LAST_PAUSE, _REFUSALS, _SELDOM = 5.0, 300.0, 10, 3600.0
 #: Seconds until another job is submitted in the place of one that has ended before its scheduler was reached: a full
 #: disk may have room again by then. The first one comes at once.
 _PAUSE_AFTER_FAILURE, _LAST_PAUSE_AFTER_FAILURE = 60.0, 240.0
@@ -63,6 +63,8 @@ class SchedulerRestarts:
         self.following: SchedulerJob | None = None
         self._submits: asyncio.Task[None] | None = None
         self._failed, self._again_at = 0, 0.0
+        #: The job in whose place that one is submitted: it stays until the queue has the other one.
+        self._replaced: SchedulerJob | None = None
 
     def why_not(self) -> str:
         """Return why no other scheduler follows the last one; empty if one does."""
@@ -89,7 +91,6 @@ class SchedulerRestarts:
             and isinstance(present, SchedulerJob)
             and state.client is not None
             and not (state.leaving or state.cancelling or self._submits_now)
-            and self._failed <= _REFUSALS
             and state.now >= self._again_at
             and present.queue_status.state is JobState.RUNNING
             and not present.queue_status.suspended
@@ -109,9 +110,9 @@ class SchedulerRestarts:
 
     def _submit_next(self, after_end: str | None) -> None:
         """Submit a job that should follow, perhaps in the place of one that waits for the end of the present one."""
-        earlier, self.following = self.following, self._new_job(next_name(self.state))
+        self._replaced, self.following = self.following, self._new_job(next_name(self.state))
         self.following.standby, self.following.after_end = True, after_end
-        self._submits = self.state.spawn(self._submit_following(self.following, earlier))
+        self._submits = self.state.spawn(self._submit_following(self.following))
 
     @property
     def _submits_now(self) -> bool:
@@ -119,25 +120,21 @@ class SchedulerRestarts:
 
     def _waits(self, present: SchedulerJob) -> Iterator[float]:
         """Yield how long jobs of the cluster have waited."""
-        if present.queue_status.start is not None:
+        if present.queue_status.start is not None and present.after_end is None:
             yield present.queue_status.start - present.submitted
         for group in self.state.registry.groups.values():
             yield from group.waits
 
-    async def _submit_following(self, job: SchedulerJob, earlier: SchedulerJob | None) -> None:
+    async def _submit_following(self, job: SchedulerJob) -> None:
         try:
             await self._submit(job)
         except AmbiguousSubmit as error:
             self.state.messages.warn(str(error))
         except Superseded as error:
             self.state.supersede(str(error))
-            return
         except (BatchError, OSError) as error:
             if not self.state.dispatcher.closing:
-                self._lost(str(error), earlier)
-            return
-        if earlier is not None:
-            await self._drop(earlier)
+                self._lost(str(error))
 
     def _watch(self, job: SchedulerJob) -> None:
         """Record if the job that should follow cannot do that any more."""
@@ -150,26 +147,30 @@ class SchedulerRestarts:
             self._lost(job.failure_report())
         elif state.failures.unschedulable([job.name]):
             self._lost(f"it will never start: {explain(job.queue_status, kind=job.kind)}")
+        elif job.job_id is not None:
+            replaced, self._replaced = self._replaced, None
+            if replaced is not None:
+                state.spawn(self._drop(replaced))
+            if state.now - job.submitted > _SELDOM:
+                self._failed = 0
 
-    def _lost(self, why: str, earlier: SchedulerJob | None = None) -> None:
-        """Try again later, with the `earlier` one until then, if there is one; the user hears of the first failure."""
+    def _lost(self, why: str) -> None:
+        """Try again later; the user hears of the first failure."""
         state = self.state
-        job, self.following = self.following, earlier
+        job, self.following, self._replaced = self.following, self._replaced, None
         self._failed += 1
-        self._again_at = state.now + _pause(self._failed)
+        self._again_at = state.now + (_pause(self._failed) if self._failed <= _REFUSALS else _SELDOM)
         if job is not None and job.name in state.registry.jobs:
             state.spawn(self._drop(job))
         say = state.messages.warn if self._failed == 1 else state.messages.log
         which = f"scheduler job {job.name}" if job is not None else "a scheduler job"
-        then = (
-            "hpcgpu submits another one" if self._failed <= _REFUSALS else "hpcgpu tries again when that one has ended"
-        )
-        say(f"{which}, which should follow the present one of cluster {state.name}, does not come: {why}\n{then}")
+        what = f"{which}, which should follow the present one of cluster {state.name}, does not come: {why}"
+        say(f"{what}\nhpcgpu submits another one")
 
     async def abandon(self) -> None:
         """Cancel the job that should follow: the cluster ends with its scheduler."""
-        job, self.following = self.following, None
-        if job is not None:
+        jobs, self.following, self._replaced = (self.following, self._replaced), None, None
+        for job in filter(None, jobs):
             await self._drop(job)
 
     async def _drop(self, job: SchedulerJob) -> None:
@@ -192,13 +193,13 @@ class SchedulerRestarts:
         """Return the job that was submitted before it is needed, if there is one; it is no other's any more."""
         if self._submits is not None:
             await asyncio.wait([self._submits])
-        job, self.following = self.following, None
-        if job is None or job.name not in self.state.registry.jobs:
-            return None
-        if job.ended:
-            await self._drop(job)
-            return None
-        return job
+        jobs, self.following, self._replaced = (self.following, self._replaced), None, None
+        there = [job for job in jobs if job is not None and job.name in self.state.registry.jobs]
+        taken = min((job for job in there if not job.ended), key=lambda job: job.job_id is None, default=None)
+        for job in there:
+            if job is not taken:
+                await self._drop(job)
+        return taken
 
     # When it has ended
 

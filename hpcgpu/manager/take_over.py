@@ -134,6 +134,7 @@ async def attach(state: ClusterState, new_job: Callable[[str], SchedulerJob]) ->
             state.registry.add(job)
             if job_id == present:
                 scheduler = state.scheduler = job
+                job.after_end = submit.after_end or None
             else:
                 following = _held(job, submit, present)
     names = {submit.name for submit in jobs.values()}

@@ -118,7 +118,7 @@ async def _scheduler_ended(manager: Manager, *, over: bool) -> None:
         manager.state.notify("restarted", f"{text}, and scheduler job {following.job_id or following.name} follows")
         return
     manager.state.notify("ended", text)
-    if restarts is not None:  # worker jobs that have lost their scheduler would wait for another one
+    if restarts is not None and over:  # worker jobs that have lost their scheduler would wait for another one
         await restarts.abandon()
         with suppress(OSError):
             manager.state.dispatcher.directory.begin_close()

@@ -30,7 +30,7 @@ from pathlib import Path
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.cuda_visible_devices import VARIABLE
-from hpcgpu.errors import Damaged, LaunchError, NotTrusted, OtherFormat
+from hpcgpu.errors import Damaged, HpcgpuError, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric.node_gpus import gpus_on_node
 from hpcgpu.posix import variables_of_this_process
 from hpcgpu.runtime import forkserver, next_scheduler, preemption, stage, standby
@@ -58,6 +58,8 @@ def main(argv: Sequence[str]) -> None:
         command, place = prepare(arguments, at_end)
     except (LaunchError, NotTrusted, Damaged, OtherFormat) as error:
         print(f"hpcgpu: {error}", file=sys.stderr, flush=True)
+        if arguments.kind == "scheduler" and arguments.restarts:
+            _record_failure(arguments)
         sys.exit(1)
     print(
         f"hpcgpu: on {socket.gethostname()}, {VARIABLE}={os.environ.get(VARIABLE, 'unset')}: {shlex.join(command)}",
@@ -76,6 +78,12 @@ def main(argv: Sequence[str]) -> None:
             flush=True,
         )
         sys.exit(1)
+
+
+def _record_failure(arguments: argparse.Namespace) -> None:
+    with contextlib.suppress(HpcgpuError):
+        own = own_job(batch_system(arguments.system))
+        standby.record_failure(ClusterDirectory.existing(arguments.directory), own)
 
 
 def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tuple[list[str], Path]:

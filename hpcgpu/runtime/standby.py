@@ -127,9 +127,10 @@ class _Standby:
         held = bool(mine.after_end) and mine.after_end == submit.job_id
         state = self._present.end(started_by_it=held, now=now)
         why = f"the scheduler job {submit.job_id} has ended as intended" if state and not ended_too_early(state) else ""
-        if held and state and not why:  # perhaps no manager counts the restarts
+        unmanaged = self._unmanaged() if state else False
+        if unmanaged and not why:  # no manager counts the restarts
             why = too_many(sorted(unexpected_ends(self._directory.submits()))[:-1], now=time.time())
-        if why and held:  # perhaps no manager ends the worker jobs, which wait for this scheduler
+        if why and unmanaged:  # no manager ends the worker jobs, which wait for this scheduler
             self._directory.begin_close()
         if why:
             raise LaunchError(f"no scheduler is started: {why}. This job ends")
@@ -139,6 +140,18 @@ class _Standby:
             print(f"hpcgpu: {which}. This job waits: {STANDBY}", file=sys.stderr, flush=True)
             importlib.import_module("distributed.scheduler")  # takes long on a busy filesystem
         return state is not None
+
+    def _unmanaged(self) -> bool:
+        """Whether nobody manages the cluster until it has another scheduler."""
+        manager = self._directory.manager()
+        gone = manager is None or manager.left or manager.in_scheduler_job
+        return gone and self._directory.wanted().unattended
+
+
+def record_failure(directory: ClusterDirectory, own: OwnJob) -> None:
+    """Write into the journal that this scheduler job ends before it has a scheduler: nobody waits for it any more."""
+    with suppress(OSError):
+        directory.ended({own.name: own.job_id}, {own.name: End(state=JobState.FAILED.value, end=time.time())})
 
 
 def _mine(schedulers: Sequence[Submit], own: OwnJob) -> Submit | None:

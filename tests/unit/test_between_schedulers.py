@@ -110,6 +110,15 @@ def test_a_job_that_should_have_followed_and_ended_before_is_not_the_scheduler_t
     assert between_schedulers(directory, [lives, WAITS, dropped], now=NOW) is None
 
 
+def test_it_names_the_next_job_of_a_cluster_whose_manager_has_ended_with_its_scheduler(tmp_path: Path) -> None:
+    directory = cluster(tmp_path)
+    directory.leave(1)
+    directory.withdraw()
+    restart = between_schedulers(directory, [ENDED, WAITS, NEXT], now=NOW)
+    assert restart is not None and restart.comes
+    assert restart.sentences[1].startswith("the next scheduler job 3 is pending")
+
+
 @pytest.mark.parametrize("case", ["end", "alive", "early", "left", "closing", "intended"])
 def test_it_is_silent_where_no_worker_job_waits(tmp_path: Path, case: str) -> None:
     directory = cluster(tmp_path, **({"on_scheduler_end": "end"} if case == "end" else {}))

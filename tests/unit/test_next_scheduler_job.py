@@ -152,7 +152,7 @@ async def test_jobs_that_fail_at_their_start_follow_with_pauses(site: Site) -> N
     await comes("demo-scheduler4")
 
 
-async def test_what_is_refused_is_told_once_and_tried_again_but_not_for_ever(site: Site) -> None:
+async def test_what_is_refused_is_told_once_and_tried_again_more_and_more_seldom(site: Site) -> None:
     site.queue.refusal = SubmitRefused("no more jobs today")
     end = site.scheduler.queue_status.end
     assert end is not None
@@ -160,10 +160,12 @@ async def test_what_is_refused_is_told_once_and_tried_again_but_not_for_ever(sit
     await site.polled()
     site.group.waits.append(48 * HOUR)
     await site.passes(5000, step=5)
+    assert sum(submit.refused for submit in site.directory.submits()) == 11
+    await site.passes(2 * HOUR, step=60)
     [words] = told(site)
     assert words.startswith("scheduler job demo-scheduler2, which should follow the present one of cluster demo, does")
     assert "no more jobs today" in words and "hpcgpu submits another one" in words
-    assert sum(submit.refused for submit in site.directory.submits()) == 11
+    assert sum(submit.refused for submit in site.directory.submits()) == 13, "once in an hour"
     assert not any(job.name != "demo-scheduler" for job in site.registry.jobs.values() if job.kind == "scheduler")
 
 
@@ -387,6 +389,27 @@ async def test_one_that_the_queue_holds_stays_if_another_one_is_refused(site: Si
     site.queue.refusal = None
     await site.passes(200)
     assert live(site) == ["demo-scheduler", "demo-0", "demo-scheduler4"]
+
+
+async def test_one_that_the_queue_holds_stays_until_the_queue_has_the_other_one(site: Site) -> None:
+    site.reconciler.order(Detach())
+    await site.passes(10)
+    site.queue.loses_answers = True
+    find, site.queue.find = site.queue.find, lambda job_name: []  # type: ignore[method-assign]
+    await shortly_before_the_end(site)
+    assert "demo-scheduler2" in live(site) and following(site).name == "demo-scheduler3"
+    site.queue.find, site.queue.loses_answers = find, False  # type: ignore[method-assign]
+    await site.passes(120)
+    assert "demo-scheduler2" not in live(site) and "demo-scheduler3" in live(site)
+
+
+async def test_the_time_for_which_the_queue_held_a_job_is_no_wait(site: Site) -> None:
+    site.scheduler.after_end = "0"
+    site.says("demo-scheduler", JobState.RUNNING, start=site.now + 20 * HOUR, end=site.now + 44 * HOUR)
+    site.now += 33 * HOUR
+    await site.polled()
+    await site.passes(10)
+    assert live(site) == ["demo-scheduler", "demo-0"]
 
 
 @pytest.mark.parametrize("due", [False, True])

@@ -15,6 +15,7 @@ from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.errors import LaunchError
 from hpcgpu.runtime import scheduler_connection, standby
 from hpcgpu.runtime.scheduler_connection import ConnectionResult, check_alone
+from hpcgpu.scaling.wanted_state import Wanted
 from hpcgpu.store import create_directory
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
@@ -245,6 +246,7 @@ def held_by_the_queue(waiting: ClusterDirectory, *failures: float) -> OwnJob:
 
     `failures` are when earlier scheduler jobs have ended, in seconds before now.
     """
+    waiting.want(Wanted(detached=True, unattended=True))
     waiting.cancel([OWN.name])
     waiting.ended({OWN.name: OWN.job_id})
     for number, ago in enumerate(failures):
@@ -267,6 +269,18 @@ def test_a_job_that_the_queue_held_until_the_end_needs_no_other_proof(
     queue.silent = True
     standby.wait_until_alone(waiting, queue, own)
     assert node.pauses == 0 and waiting.has_ended("1") and not waiting.closing
+
+
+@pytest.mark.parametrize("manager", ["in the scheduler job", "in a program"])
+def test_a_job_that_waited_beside_the_present_one_ends_the_cluster_if_nobody_else_does(
+    waiting: ClusterDirectory, node: Node, manager: str
+) -> None:
+    waiting.want(Wanted(detached=True, unattended=True))
+    waiting.take_over(manager, in_scheduler_job="scheduler" in manager)
+    node.found = ConnectionResult.REFUSED
+    with pytest.raises(LaunchError, match="no scheduler is started: the scheduler job 1 has ended as intended"):
+        standby.wait_until_alone(waiting, reports(JobState.CANCELLED), OWN)
+    assert waiting.closing == ("scheduler" in manager)
 
 
 @pytest.mark.parametrize("case", ["cancelled", "too many"])
