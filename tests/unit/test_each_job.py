@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.batch.base import After, JobState, JobStatus
 from hpcgpu.batch.queue_monitor import View, observe
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, SubmitLimited, Superseded
 from hpcgpu.jobs import scheduler_job
@@ -90,7 +90,7 @@ async def test_submits_that_are_refused_now_and_then_do_not_pause_a_group(tmp_pa
 async def test_worker_jobs_wait_in_the_queue_for_the_scheduler_job_until_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site, after = await waiting(tmp_path), list[str | None]()
+    site, after = await waiting(tmp_path), list[After | None]()
     submit = site.queue.submit
 
     def noted(*arguments: Any, **named: Any) -> str:
@@ -99,11 +99,11 @@ async def test_worker_jobs_wait_in_the_queue_for_the_scheduler_job_until_it_runs
 
     monkeypatch.setattr(site.queue, "submit", noted)
     await site.scale(1)
-    assert site.scheduler.job_id is not None and after == [site.scheduler.job_id]
+    assert site.scheduler.job_id is not None and after == [After(site.scheduler.job_id)]
     site.directory.publish(contact(site, site.scheduler.job_id))
     await site.scheduler.wait_until_reachable()
     await site.scale(2)
-    assert after == [site.scheduler.job_id, None]
+    assert after == [After(site.scheduler.job_id), None]
 
 
 async def test_the_contact_of_an_earlier_scheduler_job_is_not_taken_for_that_of_the_new_one(tmp_path: Path) -> None:
