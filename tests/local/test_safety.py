@@ -213,7 +213,7 @@ def test_a_journal_that_cannot_be_written_after_the_submit_loses_no_job(
 def test_a_full_disk_is_told_and_nothing_is_submitted(
     queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Any, name: str, kind: str, group: str) -> None:
+    def full(self: Any, name: str, kind: str, group: str, after_end: str) -> None:
         raise OSError(28, "No space left on device")
 
     with LocalGPUCluster(**CPU) as cluster:
