@@ -100,7 +100,7 @@ def test_the_program_goes_on_as_if_nothing_had_happened(
         del released
         running = client.map(counted, [place] * 4, [f"running{n}" for n in range(4)], range(4))
         chained = client.submit(counted, place, "chained", follows, *running)
-        until(lambda: "running0" in runs(tmp_path), "it runs")
+        until(lambda: sum(name.startswith("running") for name in runs(tmp_path)) == 2, "each worker runs one")
         with ThreadPoolExecutor(4) as threads:
             blocked = [
                 threads.submit(chained.result),
