@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client
+from distributed import Client, wait
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
@@ -59,6 +59,24 @@ def seconds_of_dd(directory: Path, size: int) -> float:
     return taken
 
 
+@travels
+def copied_to_host(array: Any) -> Any:
+    import cupy
+
+    return cupy.asnumpy(array)
+
+
+@travels
+def seconds_of_copy(array: Any) -> float:
+    import time
+
+    import cupy
+
+    began = time.perf_counter()
+    cupy.asnumpy(array)
+    return time.perf_counter() - began
+
+
 def test_arrays_on_the_gpu_are_saved_and_are_on_the_gpu_again(
     cluster: LocalGPUCluster, client: Client, measured: Measured, tmp_path: Path
 ) -> None:
@@ -71,6 +89,17 @@ def test_arrays_on_the_gpu_are_saved_and_are_on_the_gpu_again(
     saved = time.monotonic() - began
     if not DRY_RUN:
         measured(f"{cluster.name}: {size / 2**30:.1f} GiB of CuPy arrays, saved", f"{saved:.1f} s")
+        measured(f"{cluster.name}: two dd write as much, with fsync", f"{seconds_of_dd(tmp_path, size):.1f} s")
+        began = time.monotonic()
+        cluster.checkpoint(arrays, name="again", path=tmp_path)
+        measured(f"{cluster.name}: the same, saved under another name", f"{time.monotonic() - began:.1f} s")
+        in_host_memory = client.map(copied_to_host, arrays)
+        taken = max(client.gather([client.submit(seconds_of_copy, array, pure=False) for array in arrays[:2]]))
+        measured(f"{cluster.name}: a copy of one of them from the GPU", f"{taken:.2f} s")
+        wait(in_host_memory)
+        began = time.monotonic()
+        cluster.checkpoint(in_host_memory, name="host", path=tmp_path)
+        measured(f"{cluster.name}: the same as NumPy arrays, saved", f"{time.monotonic() - began:.1f} s")
         measured(f"{cluster.name}: two dd write as much, with fsync", f"{seconds_of_dd(tmp_path, size):.1f} s")
     del arrays
     began = time.monotonic()
