@@ -145,5 +145,5 @@ def _longest(job: JobInfo, options: saved_options.Saved) -> float | None:
     if wait := options.options.cluster.restart_wait:
         return wait
     with suppress(OptionError):  # a group that is not known here
-        return max(options.worker(job.group).death_timeout, job.waited)
+        return options.worker(job.group).death_timeout + job.waited
     return None

@@ -379,7 +379,7 @@ class ClusterOptions:
     restart_wait: float | None = option(
         parse=values.duration,
         doc="How long a worker job waits for another scheduler with on_scheduler_end='restart', seconds or '30m'. "
-        "Default: as long as the job has waited in the queue itself, and at least death_timeout.",
+        "Default: as long as the job has waited in the queue itself, and death_timeout more.",
     )
     poll_interval: float = option(
         10.0,

@@ -49,13 +49,14 @@ _served: list[str] = [""]
 def restart_wait(arguments: argparse.Namespace, directory: ClusterDirectory, own: OwnJob) -> float | None:
     """Return how many seconds this job waits for a scheduler that is restarted; None if it is not restarted.
 
-    By default it is the time for which the job has waited in the queue: another job would wait as long.
+    By default it is the time for which the job has waited in the queue, because another job would wait as long, and
+    `death_timeout`: the end is noticed, and the scheduler starts.
     """
     wait: float | None = arguments.restart_wait
     if wait == 0:
         began = psutil.Process().create_time()
         submitted = next((submit.time for submit in directory.submits() if submit.job_id == own.job_id), began)
-        wait = max(float(arguments.timeout), began - submitted)
+        wait = float(arguments.timeout) + max(0.0, began - submitted)
     return wait
 
 

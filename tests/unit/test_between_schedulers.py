@@ -63,7 +63,7 @@ def test_it_says_what_has_ended_what_comes_and_what_the_wait_costs(tmp_path: Pat
     assert restart.sentences == [
         "scheduler job 1 has ended 30 min ago (timeout: its walltime is over)",
         "the next scheduler job 3 is pending for 30 min: Priority; the queue expects to start it in 10 min",
-        "2 worker jobs keep their 4 GPUs and wait for it, 5 min to 1 h 57 min at most (restart_wait): "
+        "2 worker jobs keep their 4 GPUs and wait for it, 7 min to 2 h 02 min at most (restart_wait): "
         "4 GPU hours in an hour, 2.00 so far",
     ]
 

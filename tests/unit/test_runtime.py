@@ -315,6 +315,23 @@ def test_a_worker_that_waits_for_a_scheduler_ends_with_its_cluster(
         wait_for_scheduler(directory, Gone(), timeout=300, restart_wait=300)
 
 
+def test_a_worker_job_waits_for_the_next_scheduler_until_that_could_have_waited_as_long_as_the_job_and_started(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory.intend("demo-0", "worker")
+    directory.submitted("demo-0", "2")
+    [submit] = directory.submits()
+
+    class Process:
+        def create_time(self) -> float:
+            return submit.time + 7000
+
+    monkeypatch.setattr(next_scheduler.psutil, "Process", Process)
+    arguments = argparse.Namespace(restart_wait=0, timeout=300)
+    wait = next_scheduler.restart_wait(arguments, directory, OwnJob(job_id="2", name="demo-0"))
+    assert wait == pytest.approx(7300), "the end is noticed later, and the scheduler takes its time to start"
+
+
 def test_workers_end_when_their_cluster_has_another_scheduler(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
