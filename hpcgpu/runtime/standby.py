@@ -32,7 +32,7 @@ from hpcgpu.store.journal import End, Submit
 from hpcgpu.store.present_scheduler import present_scheduler, unexpected_ends
 
 #: Seconds between two looks at the journal, and between two connections to the scheduler.
-_LOOK, _PROBE = 2.0, 60.0
+_LOOK, _PROBE = 2.0, 10.0
 #: Seconds for which connections are refused until the scheduler counts as ended, if no program manages the cluster and
 #: the queue cannot be queried.
 _REFUSED = 120.0

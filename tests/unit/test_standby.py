@@ -116,6 +116,18 @@ def test_a_job_that_follows_waits_while_the_scheduler_proves_that_it_lives_whate
     assert node.pauses == 5
 
 
+def test_a_job_that_follows_notices_within_seconds_that_the_scheduler_has_ended_although_no_program_writes_it(
+    waiting: ClusterDirectory, node: Node
+) -> None:
+    def at_pause(number: int) -> None:
+        if number == 6:
+            node.found = ConnectionResult.REFUSED
+
+    node.at_pause = at_pause
+    standby.wait_until_alone(waiting, reports(JobState.TIMEOUT), OWN)
+    assert node.pauses <= 6 + 5, "the worker jobs keep their GPUs meanwhile"
+
+
 @pytest.mark.parametrize("how", ["cancelled", "completed"])
 def test_a_job_that_follows_ends_if_the_scheduler_has_ended_as_intended(
     waiting: ClusterDirectory, node: Node, how: str
