@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client, wait
+from distributed import Client
 
 from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
@@ -96,7 +96,7 @@ def test_arrays_on_the_gpu_are_saved_and_are_on_the_gpu_again(
         in_host_memory = client.map(copied_to_host, arrays)
         taken = max(client.gather([client.submit(seconds_of_copy, array, pure=False) for array in arrays[:2]]))
         measured(f"{cluster.name}: a copy of one of them from the GPU", f"{taken:.2f} s")
-        wait(in_host_memory)
+        client.gather(client.map(len, in_host_memory))
         began = time.monotonic()
         cluster.checkpoint(in_host_memory, name="host", path=tmp_path)
         measured(f"{cluster.name}: the same as NumPy arrays, saved", f"{time.monotonic() - began:.1f} s")
