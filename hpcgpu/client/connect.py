@@ -166,6 +166,7 @@ def security_for(client: Mapping[str, Any]) -> Security | None:
             if contact is not None and contact.client == client["address"]:
                 there = ClusterDirectory.existing(directory.path)
                 _connected_to[contact.client] = there.path
+                lost_scheduler.explain_loss_by_queue(contact, there)
                 return certificates_and_keys.security(there)
     return None
 

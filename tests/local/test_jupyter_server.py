@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,9 +20,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urljoin
 
+import dask
 import pytest
 from bokeh.util.token import get_token_payload
 from browser import PATH
+from distributed import Client
+from distributed.client import FutureCancelledError
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 from tornado.websocket import websocket_connect
 
@@ -501,6 +506,38 @@ def test_dask_labextension_makes_our_clusters_and_the_code_that_it_writes_connec
         assert model["dashboard_link"] == link
         page = server.fetch(link.removeprefix("/user/ada/"), **LOGIN)
         assert page.code == 200 and b"Dask Diagnostic UI" in page.body
+        assert server.fetch(place, "DELETE", **LOGIN).code == 204
+    wait_until(lambda: not live(queue), "its jobs end")
+
+
+def test_what_dask_labextension_made_goes_on_with_the_next_scheduler(
+    queue: LocalQueue, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_spec("dask_labextension") is None:
+        pytest.skip("dask-labextension is not installed")
+    monkeypatch.setenv("DASK_CONFIG", str(home / "dask-config"))
+    done = hpcgpu("jupyter-config", *ON_CPUS, "--jobs", "1", "--on-scheduler-end", "restart")
+    assert done.returncode == 0, done.stderr
+    with jupyter_server(home / "jupyter", "/user/ada/") as server:
+        place = "dask/clusters/0-1-2-3-4"
+        link = json.loads(server.fetch(place, "PUT", {}, **LOGIN).body)["dashboard_link"]
+        wait_until(lambda: server.ask(place)[1]["workers"] == 1, "the worker is there")
+        before = server.ask(place)[1]
+        name = link.split("/")[-2]
+        [worker] = queue.find(f"{name}-0")
+        loader = {"distributed.client.security-loader": "hpcgpu.client.connect.security_for"}
+        with dask.config.set(loader), Client(before["scheduler_address"], set_as_default=False) as client:
+            lost = client.submit(time.sleep, 1000)
+            os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
+            with pytest.raises(FutureCancelledError, match="gone and another one is started"):
+                lost.result(timeout=60)
+            assert client.submit(pow, 2, 5).result(timeout=100) == 32, "the client follows"
+        wait_until(lambda: server.ask(place)[1]["workers"] == 1, "the worker is there again")
+        after = server.ask(place)[1]
+        assert after["scheduler_address"] != before["scheduler_address"] and after["dashboard_link"] == link
+        page = server.fetch(link.removeprefix("/user/ada/"), **LOGIN)
+        assert page.code == 200 and b"Dask Diagnostic UI" in page.body
+        assert worker in live(queue) and server.ask(f"hpcgpu/api/clusters/{name}")[1]["state"] == "running"
         assert server.fetch(place, "DELETE", **LOGIN).code == 204
     wait_until(lambda: not live(queue), "its jobs end")
 
