@@ -69,6 +69,33 @@ with hpcgpu.LocalGPUCluster(gpus_per_node=0, jobs=1, quiet=True, **json.loads(sy
         time.sleep(0.1)
 """
 
+#: Kills the scheduler's process from the host, where it has another number than in Podman.
+GOES_ON = """
+import json, os, pathlib, signal, sys, hpcgpu
+
+def schedulers():
+    for place in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            line = (place / "cmdline").read_bytes()
+            if place.stat().st_uid == os.getuid() and b"hpcgpu.runtime.launch\\0scheduler" in line[:100]:
+                yield int(place.name)
+        except OSError:
+            pass
+
+def workers():
+    cluster.wait_for_workers(1)
+    return list(client.run(os.getenv, "HPCGPU_JOB_ID").values())
+
+options = json.loads(sys.argv[1])
+with hpcgpu.LocalGPUCluster(gpus_per_node=0, jobs=1, quiet=True, on_scheduler_end="restart", **options) as cluster:
+    client = cluster.get_client()
+    before = workers()
+    [scheduler] = schedulers()
+    with cluster.replay():  # it submits the future again if the client has not yet noticed the end
+        os.kill(scheduler, signal.SIGKILL)
+        print(json.dumps([client.submit(pow, 2, 10).result(), workers() == before]))
+"""
+
 
 def distributions() -> Iterator[importlib.metadata.Distribution]:
     """What the image needs of this environment."""
@@ -112,6 +139,11 @@ class User:
         """Start a cluster in a container, look around in it, and end it."""
         given = {"name": "inside", "python": f"{VENV}/bin/python", **options}
         return self.run(CLIENT, "-P", "-c", PROGRAM, json.dumps(given), GREETING_OF_HOST="hello")
+
+    def goes_on(self, **options: object) -> subprocess.CompletedProcess[str]:
+        """Start a cluster in a container, kill its scheduler, and compute on the next one."""
+        given = {"name": "goes-on", "python": f"{VENV}/bin/python", **options}
+        return self.run(CLIENT, "-P", "-c", GOES_ON, json.dumps(given))
 
     def log(self, job: str) -> str:
         [log] = (self.home / ".hpcgpu" / "clusters" / "inside" / "logs").glob(f"inside-{job}-*.log")
@@ -242,13 +274,30 @@ def test_what_ends_in_the_container_ends_the_job_with_its_exit_code(user: User) 
     assert "its script failed, exit code 1" in done.stderr and not user.processes()
 
 
-def test_a_cluster_runs_in_rootless_podman(user: User) -> None:
+@pytest.fixture(scope="module")
+def image_of_podman(user: User) -> str:
     image = "localhost/hpcgpu-image"
     made = user.run("sh", "-c", f"tar --exclude=./var -C '{user.image}' -c . | podman import - {image}")
     if made.returncode:
         pytest.skip(f"this machine has no rootless Podman: {made.stderr[-300:]}")
+    return image
+
+
+def test_a_cluster_runs_in_rootless_podman(user: User, image_of_podman: str) -> None:
     shutil.rmtree(user.home / ".hpcgpu", ignore_errors=True)
     mounts = [f"{user.home}/data:/mnt"]
     (user.home / "data").mkdir(exist_ok=True)
     (user.home / "data" / "read").touch()
-    look(user.start(container=image, container_runtime="podman", container_mounts=mounts, **OPTIONS), user)
+    options = {"container": image_of_podman, "container_runtime": "podman", **OPTIONS}
+    look(user.start(container_mounts=mounts, **options), user)
+
+
+@pytest.mark.parametrize("runtime", ["charliecloud", "podman"])
+def test_worker_jobs_stay_when_a_scheduler_in_a_container_is_killed(
+    user: User, request: pytest.FixtureRequest, runtime: str
+) -> None:
+    image = str(user.image) if runtime == "charliecloud" else request.getfixturevalue("image_of_podman")
+    done = user.goes_on(container=image, container_runtime=runtime)
+    assert done.returncode == 0 and "gone and another one is started" in done.stderr, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [1024, True], (done.stdout, done.stderr)
+    wait_until(lambda: not user.processes(), "no process of the cluster is left")
