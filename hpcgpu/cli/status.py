@@ -51,7 +51,8 @@ def _print(found: Snapshot, every: bool, name: str) -> None:
     """Print a cluster; the printed commands use the user's own form, its name or its path."""
     from hpcgpu.display.counts_and_durations import duration
 
-    kept = ", continues without the program that started it" if found.detached else ""
+    over = found.state in ("ended", "closed")
+    kept = ", continues without the program that started it" if found.detached and not over else ""
     if found.state == "not launched":
         launch = Path(found.directory) / "launch.sh"
         echo(f"cluster    {found.name} on {found.system}: not launched yet. To launch it, run: {launch} JOBS")

@@ -78,6 +78,15 @@ def test_status_does_not_say_that_a_silent_scheduler_is_not_running(
     assert words in capsys.readouterr().out
 
 
+def test_status_does_not_say_that_a_cluster_continues_which_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    for state in ("running", "ended"):
+        _print(
+            Snapshot(time=0.0, name="demo", system="local", directory="/d", state=state, detached=True), False, "demo"
+        )
+    running, ended = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cluster")]
+    assert "continues without the program that started it" in running and ended == "cluster    demo on local: ended"
+
+
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EIO, errno.ESTALE, errno.ENOENT, errno.EMFILE])
 def test_only_a_lack_of_space_is_answered_by_making_room(number: int) -> None:
     assert "room" not in cannot_be_written("/d", OSError(number, os.strerror(number))) != ""
