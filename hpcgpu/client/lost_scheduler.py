@@ -42,6 +42,10 @@ RESTARTED = (
     "datasets that were saved; all other results and the plugins are lost. A block of `replay` submits its futures "
     "again; without it, run your work again"
 )
+#: What is said in its place if no scheduler has followed.
+NOT_RESTARTED = ", and no other one has followed: start a new cluster"
+#: What follows if it is not.
+CANCELLED = ", and its worker jobs are cancelled"
 _NOT_KNOWN = "the connection to the scheduler is broken: run your work again"
 #: If the scheduler ran in this process.
 IN_PROCESS = "the scheduler in this process has ended: make a new cluster"
@@ -190,15 +194,18 @@ def waits_for_a_manager(directory: ClusterDirectory) -> float:
     return 0.0
 
 
-async def _cancel_all(client: Client, *, always: bool = False) -> None:
+async def _cancel_all(client: Client, *, always: bool = False, follows: bool = True) -> None:
     """Let the futures that a client has now fail, with the reason; `always` also if nobody knows it.
 
-    Those of later submits are not lost: they may wait for another scheduler.
+    Those of later submits are not lost: they may wait for another scheduler. If none `follows`, the reason says so: the
+    journal may still have a job that should have followed.
     """
     lost = dict(client.futures)
     if client.scheduler is None or not lost:
         return
     reason = await _reason(client.scheduler.address)
+    if not follows:
+        reason = reason.replace(RESTARTED, NOT_RESTARTED)
     for key, state in lost.items() if reason or always else ():
         if reason:
             state.cancel(reason=_GONE, msg=reason)
@@ -264,8 +271,10 @@ async def _follow(client: Client, reconnect: Callable[[Client], Awaitable[Any]])
             if await _connects(client, timeout=_CONNECT_AGAIN):  # only the network was broken
                 await _submit_again(client, held, waiting.address)
                 return
-            await _cancel_all(client, always=True)
+            await _cancel_all(client, always=True, follows=False)
             held.end()
+        else:  # what was submitted since the scheduler was lost
+            await _cancel_all(client, always=True, follows=False)
         await reconnect(client)
     finally:
         if client.scheduler is waiting:

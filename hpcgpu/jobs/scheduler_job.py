@@ -162,7 +162,7 @@ class SchedulerJob(Job):
         restarts : bool, default False
             Whether another scheduler job follows.
         """
-        consequence = lost_scheduler.RESTARTED if restarts else ", and its worker jobs are cancelled"
+        consequence = lost_scheduler.RESTARTED if restarts else lost_scheduler.CANCELLED
         return lost_scheduler.loss(cluster, self.failure_report(), consequence)
 
     async def submit(self) -> None:

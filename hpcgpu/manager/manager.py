@@ -559,7 +559,7 @@ class Manager:
 async def _why_lost(
     of: weakref.ref[ClusterState], directory: ClusterDirectory, address: str, scheduler_job: str
 ) -> str:
-    """Wait until it is known why a scheduler is lost, and return it; empty if this program closed the cluster."""
+    """Wait until it is known why a scheduler is lost; empty if this program closed the cluster while that one lived."""
     while (state := of()) is not None and not (state.phase.closing or state.phase.left):
         if why := state.phase.lost or state.lost_schedulers.get(address):
             return why.partition("\n")[0]
@@ -567,6 +567,8 @@ async def _why_lost(
         await asyncio.sleep(0.1)
     if state is not None and state.phase.left:
         return await lost_scheduler.end_in_queue(directory, scheduler_job)
+    if state is not None and address in state.lost_schedulers:
+        return f"cluster {state.name} was closed before it had another scheduler"
     return ""
 
 

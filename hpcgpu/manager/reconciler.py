@@ -24,7 +24,7 @@ from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.draining import Drainer
 from hpcgpu.manager.failed_jobs_and_missing_workers import LostJobs, few
-from hpcgpu.manager.restart_scheduler import SchedulerRestarts
+from hpcgpu.manager.restart_scheduler import SchedulerRestarts, not_restarted
 from hpcgpu.manager.scheduler_client import Workers
 from hpcgpu.manager.submit_planned import Submitter
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
@@ -345,7 +345,7 @@ class Reconciler:
                 self._restart_scheduler()
                 return
             if self.restarts is not None:
-                report = report.replace("\n", f". It is not restarted, because {why}\n", 1)
+                report = not_restarted(report, why)
         await self.fail(report)
 
     def _restart_scheduler(self) -> None:
@@ -354,7 +354,7 @@ class Reconciler:
         report = self.state.scheduler.loss_report(self.state.name, restarts=True)
         self.state.messages.warn(report)
         self.state.notify("restarted", report)
-        self.restarts.begin(report, self.fail)
+        self.restarts.begin(report, lambda lost: self.fail(self._stopped() or lost))
 
     def _stopped(self) -> str:
         """Return a message if another program has stopped the cluster; empty otherwise."""

@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.reasons import explain
+from hpcgpu.client.lost_scheduler import CANCELLED, RESTARTED
 from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import AmbiguousSubmit, BatchError, ClusterError, ClusterWarning, Superseded
@@ -288,7 +289,7 @@ class SchedulerRestarts:
                     f"the queue has not accepted it {refused} times" if refused > _REFUSALS else ""
                 )
                 if why:
-                    await lost(f"{report}\nNo other scheduler was started: {why}. The last failure: {error}")
+                    await lost(not_restarted(report.replace(RESTARTED, CANCELLED), f"{why}. The last failure: {error}"))
                     return
                 pause = _pause(refused) if refused else 0.0
                 if not isinstance(error, BatchError):
@@ -352,6 +353,12 @@ class SchedulerRestarts:
             if isinstance(job.phase, Ended) and not job.phase.handled and not job.phase.drained:
                 job.phase.handled = True
                 self.state.messages.log(f"worker job {job.job_id} ({job.name}) ended while there was no scheduler")
+
+
+def not_restarted(report: str, why: str) -> str:
+    """Return the report of a lost scheduler with the reason why no other one follows, in its first line."""
+    first, separator, rest = report.partition("\n")
+    return f"{first}. It is not restarted, because {why}{separator}{rest}"
 
 
 def _pause(failures: int) -> float:

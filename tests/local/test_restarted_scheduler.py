@@ -26,7 +26,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.client.hold import Hold
 from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.existing_clusters.lookup import locate
-from hpcgpu.manager import manager, start_cluster
+from hpcgpu.manager import manager, restart_scheduler, start_cluster
 from tests.conftest import live, told
 from tests.helpers import CPU, GPU, messages, travels, waits_for_file
 from tests.helpers import hpcgpu as command_line
@@ -209,6 +209,58 @@ def test_a_cluster_ends_while_its_next_scheduler_waits(
         if by == "stop":
             assert command_line("stop", "demo").returncode == 0
         cluster.close()
+    assert live(queue) == []
+
+
+def test_a_future_of_between_two_schedulers_says_why_it_fails_if_no_scheduler_follows(
+    queue: LocalQueue, tmp_path: Path, until: Until
+) -> None:
+    hold = tmp_path / "hold"
+    options = RESTART | {"scheduler": {"job_script_prologue": [f"while [ -e {hold} ]; do sleep 0.1; done"]}}
+    with LocalGPUCluster(name="demo", jobs=1, **options) as cluster:
+        cluster.wait_for_workers(1)
+        other = hpcgpu.connect("demo", quiet=True, set_as_default=False)
+        with cluster.get_client() as client, other, told(GONE):
+            hold.touch()
+            lost = [one.submit(time.sleep, 1000, pure=False) for one in (client, other)]
+            end_scheduler(client, signal.SIGKILL)
+            for future in lost:
+                with pytest.raises(FutureCancelledError, match=GONE):
+                    future.result(timeout=60)
+            early = [one.submit(pow, 2, 5, pure=False) for one in (client, other)]
+            assert command_line("stop", "demo").returncode == 0
+            for future, why in zip(
+                early, ["cluster demo was stopped by another program", "cluster demo "], strict=True
+            ):
+                with pytest.raises(FutureCancelledError, match=why) as error:
+                    future.result(timeout=60)
+                assert error.value.reason == "the scheduler is gone"
+                assert "another one is started" not in str(error.value)
+    assert live(queue) == []
+
+
+def test_all_say_why_no_scheduler_follows_if_the_next_jobs_fail(
+    queue: LocalQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart_scheduler, "_PAUSE_AFTER_FAILURE", 0.0)
+    fails = tmp_path / "fails"
+    options = RESTART | {"scheduler": {"job_script_prologue": [f"if [ -e {fails} ]; then exit 3; fi"]}}
+    why = (
+        r"the scheduler of cluster demo is gone, and its worker jobs are cancelled: scheduler job 1 \(demo-sched.*\) .*"
+        r"It is not restarted, because it was restarted 3 times within an hour\. The last failure: .*scheduler job "
+        r"\d+ \(demo-scheduler\d\) failed: .*Log: "
+    )
+    with LocalGPUCluster(name="demo", jobs=1, **options) as cluster, cluster.get_client() as client, told(why):
+        cluster.wait_for_workers(1)
+        fails.touch()
+        lost = client.submit(time.sleep, 1000)
+        end_scheduler(client, signal.SIGKILL)
+        with pytest.raises(FutureCancelledError, match=GONE):
+            lost.result(timeout=60)
+        with pytest.raises(FutureCancelledError, match=why):
+            client.submit(pow, 2, 5).result(timeout=60)
+        with pytest.raises(ClusterError, match=why):
+            cluster.wait_for_workers(1)
     assert live(queue) == []
 
 
