@@ -66,6 +66,7 @@ def _print(found: Snapshot, every: bool, name: str) -> None:
         + f" (link with its token: hpcgpu dashboard {name})" * bool(found.dashboard),
     ]
     lines += [f"{'restart' if not number else '':<10} {text}" for number, text in enumerate(found.restart)]
+    lines += [f"ended      {found.end}"] * bool(found.end)
     lines += [f"fabric     {found.fabric}"] * bool(found.fabric)
     lines += [f"manager    {found.manager or 'none: the number of jobs does not change'}"] * (found.state == "running")
     if found.time_left is not None:

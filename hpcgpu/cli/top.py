@@ -177,6 +177,7 @@ def _head(found: Snapshot, *, now: float, error: str) -> list[str]:
         lines += [f"  paused: {group['paused']}"] * bool(group["paused"])
     lines += [f"manager: {found.manager or 'none'}"] * (found.state == "running")
     lines += [f"restart: {text}" for text in found.restart]
+    lines += [f"ended: {found.end}"] * bool(found.end)
     lines += [f"warning: {text}" for text in found.warnings]
     lines += [f"problem: {text}" for text in (found.problem, error) if text]
     if now - found.time >= _OLD:

@@ -198,7 +198,7 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
     with Progress(quiet) as progress:
         while True:
             if directory.closing:
-                raise ClusterError(f"cluster {name} was closed; its logs are in {directory.logs}")
+                raise ClusterError(directory.how_it_ended())
             contact = directory.contact()
             if contact is not None and directory.has_ended(contact.job_id):
                 contact = None  # its scheduler has ended, and another one may follow

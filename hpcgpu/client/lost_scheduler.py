@@ -342,7 +342,7 @@ def _end_in_queue(directory: ClusterDirectory, job_id: str) -> str:
     try:
         batch = batch_of(directory)
         queue = SchedulerWatch(directory, batch, job_id=job_id)
-        while time.monotonic() < until:
+        while time.monotonic() < until and not (why := directory.why_ended()):
             status = queue.poll(now=time.monotonic())
             if status is not None and status.state.ended:
                 log = saved_options.logs(directory) / batch.log_name(status.name, status.job_id)
@@ -350,8 +350,8 @@ def _end_in_queue(directory: ClusterDirectory, job_id: str) -> str:
                 follows = ended_too_early(status.state) and restarts_scheduler(directory, job_id)
                 return loss(name, f"scheduler job {status.job_id} {how}", RESTARTED if follows else "")
             time.sleep(0.5)
-        if directory.closing:
-            return f"cluster {name} was closed; its logs are in {directory.logs}"
+        if why or directory.closing:
+            return directory.how_it_ended()
     except (BatchError, OSError, ValueError):  # the directory was removed, or the queue does not answer
         pass
     return ""

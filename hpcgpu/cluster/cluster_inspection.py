@@ -258,7 +258,8 @@ class ClusterInspection(Adapter):
             detached=state.wanted.detached,
             restart=restart.sentences if restart is not None else [],
             warnings=[text for text in self.reconciler.warnings() if text != lost],
-            problem=lost or state.phase.not_ours,
+            end=lost,
+            problem=state.phase.not_ours,
         )
 
     def _restart(self, jobs: Sequence[JobInfo]) -> Restart | None:

@@ -116,6 +116,8 @@ class Snapshot:
     restart : list of str
         After the end of a scheduler job, until the next scheduler is there: how it ended, what the next scheduler job
         does, and what the worker jobs that wait for it cost. Empty otherwise.
+    end : str
+        Why it has ended, with the job and its log; empty if it has not, if a person wanted it, or if that is not known.
     warnings : list of str
         Failures and warnings that the user has not seen yet.
     problem : str
@@ -140,6 +142,7 @@ class Snapshot:
     jobs: list[JobInfo] = field(default_factory=list)
     devices: list[GPUInfo] = field(default_factory=list)
     restart: list[str] = field(default_factory=list)
+    end: str = ""
     warnings: list[str] = field(default_factory=list)
     problem: str = ""
 
@@ -297,6 +300,7 @@ class Observer:
             manager=_manager(directory, contact, answer) if answer is not None else "",
             detached=directory.detached,
             restart=restart.sentences if restart is not None else [],
+            end=directory.why_ended(),
             warnings=manager["warnings"] if manager is not None else [],
             problem="; ".join([*problem, *filter(None, [rest]), *directory.damage()]),
         )

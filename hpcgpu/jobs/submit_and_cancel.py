@@ -365,7 +365,7 @@ class Dispatcher:
         self.check_manager()
         self.batch.cancel(ids, only_pending=only_pending)
 
-    def cancel_all(self, timeout: float) -> None:
+    def cancel_all(self, timeout: float, why: str = "") -> None:
         """Cancel every job of the cluster, and refuse new ones.
 
         Blocks. It also works at interpreter exit.
@@ -378,6 +378,8 @@ class Dispatcher:
         ----------
         timeout : float
             Seconds to wait for submits that are under way; each cancels its job when it gets the id.
+        why : str, optional
+            Why the cluster ends, if no person wanted that.
 
         Raises
         ------
@@ -405,7 +407,7 @@ class Dispatcher:
             self.cancelled -= new
             problems.append(str(error))
         if named:
-            self._lock_out()
+            self._lock_out(why)
         # if the name was lost, a job of that name would belong to the other cluster
         for name in self.looked_for() if named else ():
             try:
@@ -430,12 +432,12 @@ class Dispatcher:
         view = self.monitor.views.get(job_id)
         return view is not None and view.missing_since is not None
 
-    def _lock_out(self) -> None:
+    def _lock_out(self, why: str) -> None:
         """Remove the credentials, and mark the directory: no job of this cluster can start any more."""
         with contextlib.suppress(OSError):
             self.directory.remove_secrets()
             if not self.directory.closing:
-                self.directory.begin_close()
+                self.directory.begin_close(why)
 
     def advice(self) -> str:
         """Return advice for the user: how to cancel the remaining jobs."""

@@ -386,7 +386,7 @@ class Reconciler:
     async def _cancel_all(self) -> None:
         state, cadence = self.state, self.state.dispatcher.monitor.cadence
         try:
-            await in_thread(state.dispatcher.cancel_all, CLOSE_TIMEOUT / 2)
+            await in_thread(state.dispatcher.cancel_all, CLOSE_TIMEOUT / 2, state.phase.lost)
         except Exception as error:  # after any error, the jobs must still be cancelled
             self.not_cancelled = str(error) if isinstance(error, BatchError) else repr(error)
             cadence.failed(now=state.now)

@@ -353,7 +353,7 @@ def attachable(directory: ClusterDirectory, system: str) -> saved_options.Saved:
     if (its := system_of(directory)) != system:
         raise ClusterError(f"cluster {name} belongs to batch system {its!r}, not {system!r}")
     if directory.closing:
-        raise ClusterError(f"cluster {name} was closed; its logs are in {directory.logs}")
+        raise ClusterError(directory.how_it_ended())
     kept = saved_options.read(directory)
     if kept.options.scheduler is None:
         raise ClusterError(

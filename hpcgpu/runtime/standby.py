@@ -130,8 +130,13 @@ class _Standby:
         unmanaged = self._unmanaged() if state else False
         if unmanaged and not why:  # no manager counts the restarts
             why = too_many(sorted(unexpected_ends(self._directory.submits()))[:-1], now=time.time())
-        if why and unmanaged:  # no manager ends the worker jobs, which wait for this scheduler
-            self._directory.begin_close()
+        if state and why and unmanaged:  # no manager ends the worker jobs, which wait for this scheduler
+            from hpcgpu.store import saved_options  # imports Dask's configuration
+
+            log = saved_options.logs(self._directory) / self._batch.log_name(submit.name, submit.job_id or "")
+            ended = f"scheduler job {submit.job_id} ({submit.name}) {state.value}. Log: {log}"
+            gone = f"the scheduler of cluster {self._directory.path.name} is gone, and its worker jobs end: {ended}"
+            self._directory.begin_close(f"{gone}. It is not restarted, because {why}")
         if why:
             raise LaunchError(f"no scheduler is started: {why}. This job ends")
         if state is None and not self._present.said:

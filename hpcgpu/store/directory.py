@@ -144,6 +144,10 @@ class ClusterDirectory(Contacts, Journal, Managers):
                     found.append(f"{self.path / name} cannot be read: {error.strerror}")
         return found
 
+    def how_it_ended(self) -> str:
+        """Return the sentence that the cluster has ended, and why."""
+        return self.why_ended() or f"cluster {self.path.name} was closed; its logs are in {self.logs}"
+
     def claim_notice(self, event: str) -> bool:
         """Record that a notice of an event is sent; return True if it is the first one, or if that is not known."""
         try:

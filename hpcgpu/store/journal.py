@@ -20,7 +20,7 @@ from hpcgpu.errors import Damaged
 from hpcgpu.posix import checked_files, json_records
 from hpcgpu.store.atomic_files import Files
 
-#: The most characters that are kept of the reason of a refusal.
+#: The most characters that are kept of the reason of a refusal, or of the end of a cluster.
 _WHY = 1000
 
 
@@ -150,9 +150,9 @@ class Journal(Files):
         """Record that none of the cluster's jobs is alive."""
         self._append({"event": "closed"})
 
-    def begin_close(self) -> None:
-        """Record that the cluster's jobs were cancelled; some may take a while to end."""
-        self._append({"event": "closing"})
+    def begin_close(self, why: str = "") -> None:
+        """Record that the cluster's jobs were cancelled, and why, if no person wanted it; some take a while to end."""
+        self._append({"event": "closing"} | ({"why": why[:_WHY]} if why else {}))
 
     @property
     def closing(self) -> bool:
@@ -171,6 +171,10 @@ class Journal(Files):
         """Return when the cluster's jobs were cancelled for good, epoch seconds; None if they were not."""
         times = {one["event"]: float(one.get("time", 0.0)) for one in self._journal()}
         return times.get("closing", times.get("closed"))
+
+    def why_ended(self) -> str:
+        """Return why the cluster's jobs were cancelled for good; empty if they were not, or if a person wanted it."""
+        return next((str(one["why"]) for one in self._journal() if one["event"] == "closing" and one.get("why")), "")
 
     def times(self) -> list[float]:
         """Return the times of all events of its jobs, epoch seconds."""

@@ -33,7 +33,13 @@ def picture(snapshot: Snapshot) -> str:
     }
     words = [f"{name}: {text}" for name, text in facts.items() if text]
     paused = [f"Group {group['name']} is paused: {group['paused']}" for group in snapshot.groups if group["paused"]]
-    messages = [*paused, *snapshot.restart, *snapshot.warnings, *filter(None, [snapshot.problem])]
+    messages = [
+        *paused,
+        *snapshot.restart,
+        *filter(None, [snapshot.end]),
+        *snapshot.warnings,
+        *filter(None, [snapshot.problem]),
+    ]
     taken = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(snapshot.time)).strip()
     about = f"The last known state, of {taken}. This is a picture: it does not change."
     parts = [

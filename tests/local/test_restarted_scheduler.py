@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -261,6 +262,13 @@ def test_all_say_why_no_scheduler_follows_if_the_next_jobs_fail(
             client.submit(pow, 2, 5).result(timeout=60)
         with pytest.raises(ClusterError, match=why):
             cluster.wait_for_workers(1)
+        says = [command_line(one, "demo").stdout for one in ("status", "top")]
+    says.append(command_line("status", "demo").stdout)
+    for call in (hpcgpu.connect, LocalGPUCluster.from_name):
+        with pytest.raises(ClusterError) as error:
+            call("demo", quiet=True)
+        says.append(str(error.value))
+    assert all(re.search(why, text) for text in says), says
     assert live(queue) == []
 
 

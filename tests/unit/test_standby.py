@@ -307,6 +307,8 @@ def test_a_job_that_the_queue_held_ends_the_cluster_if_it_must_not_start(
     with pytest.raises(LaunchError, match=f"no scheduler is started: .*{why}"):
         standby.wait_until_alone(waiting, reports(state), own)
     assert waiting.closing, "the worker jobs wait for nothing, and end"
+    job = f"scheduler job 1 (demo-scheduler) {state.value}. Log: "
+    assert job in waiting.why_ended() and waiting.why_ended().endswith(why), "`hpcgpu status` says it"
 
 
 def test_old_failures_do_not_count(waiting: ClusterDirectory, node: Node) -> None:

@@ -460,6 +460,7 @@ function messages() {
     const warnings = [
       ...snapshot.groups.filter((group) => group.paused).map((group) => ["warning", `Group ${group.name} is paused: ${group.paused}`]),
       ...(snapshot.restart ?? []).map((text) => ["warning", text]),
+      ...(snapshot.end ? [["warning", snapshot.end]] : []),
       ...snapshot.warnings.map((text) => ["warning", text]),
       ...(snapshot.problem ? [["warning", snapshot.problem]] : []),
     ];
