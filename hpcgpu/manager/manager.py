@@ -343,7 +343,7 @@ class Manager:
         job_id = next((job.job_id for job in state.scheduler.entries), None) if state.scheduler is not None else None
         lost_scheduler.explain_loss(address, lambda: _why_lost(of, directory, address, job_id or ""))
         if self.reconciler.restarts is not None:
-            lost_scheduler.follow(address, lambda: _next_address(of, directory, address))
+            lost_scheduler.follow(address, lambda: _next_address(of, directory, address, job_id or ""))
         state.runs()
         state.client = client
         self.reconciler.observe_workers(client.known)
@@ -572,7 +572,9 @@ async def _why_lost(
     return ""
 
 
-async def _next_address(of: weakref.ref[ClusterState], directory: ClusterDirectory, address: str) -> str:
+async def _next_address(
+    of: weakref.ref[ClusterState], directory: ClusterDirectory, address: str, scheduler_job: str
+) -> str:
     """Wait until the next scheduler is reached, and return its address; empty if there is none, or this one lives."""
     began = time.monotonic()
     while (state := of()) is not None and state.phase.managed:
@@ -584,7 +586,7 @@ async def _next_address(of: weakref.ref[ClusterState], directory: ClusterDirecto
         del state, client
         await asyncio.sleep(0.1)
     if state is not None and state.phase.left:  # then another program may restart the scheduler
-        return await lost_scheduler.next_contact(directory, address)
+        return await lost_scheduler.next_contact(directory, address, scheduler_job)
     return ""
 
 

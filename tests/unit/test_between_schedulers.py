@@ -7,17 +7,20 @@ import json
 import socket
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import FORGOTTEN
+from hpcgpu.client import lost_scheduler
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.dask_scheduler.rpc_types import ManagerState, SchedulerState
 from hpcgpu.display.job_info import JobInfo
 from hpcgpu.existing_clusters import snapshot
 from hpcgpu.existing_clusters.between_schedulers import between_schedulers, next_scheduler_job
+from hpcgpu.manager import manager
 from hpcgpu.runtime.scheduler_connection import answer_of
 from hpcgpu.store import certificates_and_keys, saved_options
 from hpcgpu.store.cluster_json import FORMAT
@@ -166,3 +169,23 @@ async def test_an_address_at_which_nobody_listens_is_no_reason_to_wait(tmp_path:
         with pytest.raises(ConnectionRefusedError, match="nobody listens there any more"):
             async with asyncio.timeout(9):
                 await answer_of(directory, contact, lambda one: one.identity(), 600)
+
+
+async def test_a_client_of_the_program_that_has_left_the_cluster_waits_for_the_scheduler_job_that_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The manager in the scheduler job has left, too: SIGTERM ends all processes of a job at its walltime."""
+    directory = cluster(tmp_path)
+    directory.write("wanted.json", json.dumps({"detached": True, "unattended": True}))
+    directory.leave(directory.take_over("hpcgpu in the scheduler job", in_scheduler_job=True).number)
+    directory.withdraw()
+    state = SimpleNamespace(phase=SimpleNamespace(managed=False, left=True))
+    looks = iter(range(3))
+
+    async def sleep(seconds: float) -> None:
+        if next(looks, None) is None:
+            directory.publish(Contact(token="t", job_id="3", workers="tls://127.0.0.1:2", client="tls://127.0.0.1:2"))
+
+    monkeypatch.setattr(lost_scheduler.asyncio, "sleep", sleep)
+    found = await manager._next_address(lambda: state, directory, "tls://127.0.0.1:1", "1")  # type: ignore[arg-type]
+    assert found == "tls://127.0.0.1:2"
