@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import Jupyter, Notebook, Servers
+from browser import Jupyter, Notebook, Servers, dask_in
 from test_page import INSTALLED
 
+from hpcgpu import connect
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import Until
 from tests.helpers import GPU, block_queue, hpcgpu, in_queue
@@ -126,6 +129,38 @@ def test_a_detached_cluster_continues_and_the_widget_goes_on_showing_it(
     widget.get_by_role("button", name="Stop").click()
     widget.get_by_role("button", name="Stop the cluster").click()
     widget.get_by_text("closed", exact=True).wait_for()
+    until(lambda: not in_queue(queue, "flights"), "the jobs end")
+    assert page.errors == []
+
+
+def test_the_widget_and_the_dashboard_go_on_with_the_next_scheduler(
+    jupyter: Servers, page: Any, queue: LocalQueue, home: Path, until: Until
+) -> None:
+    hold = home / "hold"
+    prologue = {"gpus_per_node": 0, "job_script_prologue": [f"while [ -e {hold} ]; do sleep 0.1; done"]}
+    options = GPU | {"on_scheduler_end": "restart", "scheduler": prologue}
+    server = jupyter(arguments=WITH)
+    start = f"from hpcgpu import LocalGPUCluster\ncluster = LocalGPUCluster(name='flights', jobs=1, **{options!r})"
+    server.write("flights.ipynb", start, "cluster", "cluster.wait_for_workers(2)")
+    notebook = Notebook(page, server, "flights.ipynb")
+    notebook.run_all()
+    widget = notebook.output(1).locator(".hpcgpu")
+    link = widget.locator("a[href='/hpcgpu/dashboard/flights/status']")
+    widget.locator(".hpcgpu-gpu", has_text="flights-0-1").wait_for()
+    link.wait_for()
+    hold.touch()
+    with connect("flights", quiet=True, set_as_default=False) as client:
+        os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
+    widget.get_by_text("restarting", exact=True).wait_for()
+    widget.get_by_text("1 worker job keeps its 2 GPUs and waits for it").wait_for()
+    link.wait_for(state="hidden")
+    hold.unlink()
+    widget.locator(".hpcgpu-gpu", has_text="flights-0-1").wait_for()
+    assert widget.locator(".hpcgpu-state").inner_text() == "running"
+    with page.context.expect_page() as opened:
+        link.click()
+    dask_in(opened.value)
+    assert hpcgpu("stop", "flights").returncode == 0
     until(lambda: not in_queue(queue, "flights"), "the jobs end")
     assert page.errors == []
 
