@@ -268,9 +268,8 @@ def claim(options: Options, batch: BatchSystem) -> tuple[ClusterDirectory, int]:
     def complete(directory: ClusterDirectory) -> None:
         nonlocal manager
         if settings.security:
-            certificates_and_keys.create(
-                directory, options.scheduler.walltime if options.scheduler is not None else None
-            )
+            ends = options.scheduler is not None and settings.on_scheduler_end == "end"
+            certificates_and_keys.create(directory, options.scheduler.walltime if options.scheduler and ends else None)
         saved_options.write(directory, options)
         container.provide(directory.path, options.worker, options.scheduler)
         for kind, text in rendered.items():

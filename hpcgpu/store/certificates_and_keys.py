@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 
 _CLOCK_SKEW = datetime.timedelta(days=1)
-#: How long the scheduler job may wait in the queue, and how long a scheduler without a walltime may live.
-_QUEUE, _UNLIMITED = datetime.timedelta(days=90), datetime.timedelta(days=365)
+#: How long the scheduler job may wait in the queue, and how long a cluster may live that no walltime ends. Only its own
+#: scheduler, workers and clients trust the certificate, so a long validity helps nobody after the end of the cluster.
+_QUEUE, _UNLIMITED = datetime.timedelta(days=90), datetime.timedelta(days=3650)
 
 
 def create(directory: ClusterDirectory, walltime: float | None = None, *, waits: bool = True) -> None:
@@ -35,7 +36,7 @@ def create(directory: ClusterDirectory, walltime: float | None = None, *, waits:
     directory : ClusterDirectory
     walltime : float, optional
         Walltime of the scheduler job in seconds: the certificate is valid for 90 days in the queue and for this time.
-        Default: a year.
+        Default: ten years, also for a cluster whose scheduler job is followed by others.
     waits : bool, default True
         Whether the scheduler job must still wait. If it runs already, a day replaces the 90 days, for clocks that
         differ.

@@ -31,12 +31,15 @@ from distributed.comm.registry import backends
 from distributed.security import Security
 
 from hpcgpu.client.connect import wait_for_contact
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import CertificateError, ClusterError
 from hpcgpu.fabric import certificate_errors, tls_connections
+from hpcgpu.manager import start_cluster
 from hpcgpu.runtime.scheduler_connection import answers
 from hpcgpu.store import certificates_and_keys, create_directory
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
+from tests.unit.simulated import Queue
 
 DAY = datetime.timedelta(days=1)
 
@@ -533,6 +536,18 @@ def test_a_certificate_outlasts_ninety_days_in_the_queue_and_the_walltime_after_
     now, minute = datetime.datetime.now(datetime.UTC), datetime.timedelta(minutes=1)
     assert made.not_valid_after_utc > now + 90 * DAY + 120 * minute - minute
     assert made.not_valid_before_utc < now - DAY + minute, "a node's clock may be behind"
+
+
+@pytest.mark.parametrize(("end", "days"), [("end", 90), ("restart", 3650)])
+def test_the_certificate_outlasts_all_scheduler_jobs_that_follow_the_first_one(
+    tmp_path: Path, end: str, days: int
+) -> None:
+    """A detached cluster may have one after the other for years, and its workers and clients keep the certificate."""
+    options = {"name": "demo", "cluster_directory": str(tmp_path), "gpus_per_node": 1, "on_scheduler_end": end}
+    directory, _ = start_cluster.claim(resolve("slurm", options | {"scheduler": {"walltime": "2h"}}), Queue())
+    made = x509.load_pem_x509_certificate((directory.tls / "cert.pem").read_bytes())
+    left = made.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+    assert days * DAY - DAY < left < (days + 1) * DAY
 
 
 async def test_a_process_in_a_job_takes_and_makes_no_connection_that_is_not_encrypted(tmp_path: Path) -> None:
