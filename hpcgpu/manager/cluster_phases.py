@@ -107,11 +107,14 @@ class Ownership:
         Whether the end of this program ends the jobs, without `close`.
     attached : bool
         Whether another program started the cluster.
+    in_scheduler_job : bool
+        Whether this program runs in the scheduler job, and ends with it.
     """
 
     ends_jobs: bool
     ends_at_exit: bool
     attached: bool = False
+    in_scheduler_job: bool = False
 
     def leaves_jobs(self, phase: Phase, *, cancelled: bool) -> bool:
         """Return whether closing leaves the jobs to themselves, or to another manager.

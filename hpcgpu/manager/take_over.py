@@ -31,13 +31,11 @@ from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.journal import Submit
 from hpcgpu.store.present_scheduler import present_scheduler, unexpected_ends
 
-#: How users know the manager that runs in the scheduler job.
-_IN_SCHEDULER_JOB = "hpcgpu in the scheduler job"
 
-
-def program() -> str:
+def program(*, in_scheduler_job: bool = False) -> str:
     """Return a description of this program, for people."""
-    return f"{_called()} (process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')})"
+    name = "hpcgpu in the scheduler job" if in_scheduler_job else _called()
+    return f"{name} (process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%F %T')})"
 
 
 def _called() -> str:
@@ -45,8 +43,6 @@ def _called() -> str:
     script = Path(sys.argv[0])
     if "ipykernel" in sys.modules and (notebook := os.environ.get("JPY_SESSION_NAME")):  # the Jupyter server sets it
         return f"notebook {printable(Path(notebook).name, 100)}"
-    if script.parent.name == "orders" and script.name == "manager_in_scheduler_job.py":
-        return _IN_SCHEDULER_JOB
     name = script.parent.name if script.name == "__main__.py" else script.name
     name = "python" if name in ("", "-", "-c", "-m") else name
     command = sys.argv[1] if name == "hpcgpu" and len(sys.argv) > 1 and sys.argv[1].isalpha() else ""
@@ -111,7 +107,8 @@ async def attach(state: ClusterState, new_job: Callable[[str], SchedulerJob]) ->
         The queue does not answer.
     """
     directory, dispatcher = state.dispatcher.directory, state.dispatcher
-    dispatcher.manager = directory.take_over(program(), in_scheduler_job=_called() == _IN_SCHEDULER_JOB).number
+    inside = state.ownership.in_scheduler_job
+    dispatcher.manager = directory.take_over(program(in_scheduler_job=inside), in_scheduler_job=inside).number
     unanswered = without_id(directory)
     jobs: dict[str, Submit] = await in_thread(submitted, directory, dispatcher.batch)
     _check_scheduler(state, directory, jobs)

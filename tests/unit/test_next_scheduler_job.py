@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -243,9 +244,11 @@ async def test_another_program_cancels_all_but_one_of_the_jobs_that_would_follow
     assert wanted == ["demo-scheduler", "demo-scheduler2"], "the others end as soon as they read the journal"
 
 
+@pytest.mark.parametrize("inside", [False, True])
 async def test_another_program_uses_a_job_that_waits_after_the_scheduler_has_removed_its_contact(
-    site: Site, tmp_path: Path
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool
 ) -> None:
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "orders" / "manager_in_scheduler_job.py")])  # a user's own
     await shortly_before_the_end(site)
     site.directory.withdraw()  # it ends in order: SIGTERM, or `idle_timeout`
     site.says("demo-scheduler", JobState.TIMEOUT, end=site.now)
@@ -253,7 +256,8 @@ async def test_another_program_uses_a_job_that_waits_after_the_scheduler_has_rem
     dispatcher = Dispatcher(site.queue, site.directory, number, lambda: site.now)
     registry = Registry("demo", dispatcher, site.directory.logs, site.options.cluster.worker_restarts)
     registry.add_group(DEFAULT, site.options.worker, tmp_path / "worker")
-    state = ClusterState("demo", dispatcher, registry, Ownership(True, True), site, lambda: site.now)
+    ownership = Ownership(True, True, in_scheduler_job=inside)
+    state = ClusterState("demo", dispatcher, registry, ownership, site, lambda: site.now)
 
     def new_job(name: str) -> SchedulerJob:
         job = SchedulerJob(dispatcher, tmp_path / "scheduler", name, site.directory.logs, 60.0)
@@ -263,6 +267,9 @@ async def test_another_program_uses_a_job_that_waits_after_the_scheduler_has_rem
     following = await attach(state, new_job)
     assert isinstance(state.scheduler, SchedulerJob) and state.scheduler.name == "demo-scheduler"
     assert state.scheduler.lost_too_early and following is not None and following.name == "demo-scheduler2"
+    manager = site.directory.manager()
+    assert manager is not None and manager.in_scheduler_job == inside
+    assert str(manager).startswith("hpcgpu in the scheduler job" if inside else "manager_in_scheduler_job.py")
 
 
 async def missing_for_two_minutes(site: Site, name: str) -> None:
