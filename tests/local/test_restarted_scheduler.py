@@ -425,6 +425,16 @@ sys.stdin.read()
 """
 
 
+def leave_by_kill() -> Client:
+    """Start a cluster, and kill the program that manages it; return a client of the cluster."""
+    argv = [sys.executable, "-c", PROGRAM, "10m"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None and program.stdout.readline() == "ready\n"
+        client = hpcgpu.connect("demo", quiet=True)
+        program.kill()
+    return client
+
+
 @pytest.mark.parametrize("wait", ["3s", "10m"])
 def test_worker_jobs_wait_for_a_program_that_takes_the_cluster_over(
     queue: LocalQueue, tmp_path: Path, until: Until, wait: str
@@ -461,11 +471,7 @@ def test_the_scheduler_ends_while_a_program_takes_the_cluster_over(
     queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is gone when the program connects to it, and the queue has just reported that it runs."""
-    argv = [sys.executable, "-c", PROGRAM, "10m"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdout is not None and program.stdout.readline() == "ready\n"
-        client = hpcgpu.connect("demo", quiet=True)
-        program.kill()
+    client = leave_by_kill()
     look, looks = manager.running_scheduler, []
 
     async def ends_after_the_first_look(*arguments: Any, **named: Any) -> str | None:
@@ -485,11 +491,7 @@ def test_the_scheduler_ends_when_a_program_has_just_taken_the_cluster_over(
     queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, until: Until
 ) -> None:
     """That program fails. The worker jobs wait for the next one, as if it had been killed."""
-    argv = [sys.executable, "-c", PROGRAM, "10m"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdout is not None and program.stdout.readline() == "ready\n"
-        client = hpcgpu.connect("demo", quiet=True)
-        program.kill()
+    client = leave_by_kill()
     attach = start_cluster.attach
 
     async def ends_after_that(*arguments: Any) -> Any:
@@ -518,11 +520,7 @@ def test_the_scheduler_ends_when_a_program_has_just_taken_the_cluster_over(
 
 def test_a_client_waits_for_a_program_that_takes_the_cluster_over(queue: LocalQueue, until: Until) -> None:
     """The program that managed the cluster and the scheduler were killed, and this client belongs to a third one."""
-    argv = [sys.executable, "-c", PROGRAM, "10m"]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdout is not None and program.stdout.readline() == "ready\n"
-        client = hpcgpu.connect("demo", quiet=True)
-        program.kill()
+    client = leave_by_kill()
     with client:
         lost = client.submit(time.sleep, 1000)
         end_scheduler(client, signal.SIGKILL)
