@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-import weakref
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +18,6 @@ from distributed.core import Status
 from distributed.security import Security
 
 from hpcgpu.batch.base import BatchSystem
-from hpcgpu.client import lost_scheduler
 from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.display.job_table import JobTable
 from hpcgpu.display.progress import Progress
@@ -27,6 +25,7 @@ from hpcgpu.display.warn import warn
 from hpcgpu.errors import BatchError, ClusterError, Damaged, NameLost, Superseded
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.manager import start_cluster
+from hpcgpu.manager.answer_clients import answer_clients
 from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.cluster_phases import Kind, Ownership
 from hpcgpu.manager.cluster_state import ClusterState
@@ -52,8 +51,6 @@ _ENVIRONMENT_TIMEOUT = 30.0
 _DETACH_TIMEOUT, _LEAVE_TIMEOUT = 30.0, 5.0
 #: Seconds that the scheduler has after that for its last answers, all together: it may hang.
 _LAST_ANSWERS = 5.0
-#: Seconds until this program notices that its connection to the scheduler is broken.
-_NOTICED = 1.0
 #: How often a task is cancelled, half a second apart.
 _CANCELS = 10
 #: A phase as distributed calls it.
@@ -123,13 +120,14 @@ class Manager:
             cancel_at_exit(dispatcher)
 
     @classmethod
-    def of_existing(
+    def of_existing(  # noqa: PLR0913  # what a take-over depends on
         cls,
         directory: ClusterDirectory,
         batch: BatchSystem,
         *,
         ends_jobs: bool,
         wait: bool = True,
+        in_scheduler_job: bool = False,
         callbacks: Callbacks | None = None,
         cluster: object = None,
         **given: Any,
@@ -145,6 +143,8 @@ class Manager:
             Whether `close` ends its jobs.
         wait : bool, default True
             Whether `start` waits for the scheduler.
+        in_scheduler_job : bool, default False
+            Whether this program runs in the scheduler job, and ends with it.
         callbacks, cluster
             See `Manager`.
         **given
@@ -162,7 +162,7 @@ class Manager:
         batch.check()
         # 0: this program takes the cluster over when it knows that it can, see `hpcgpu.manager.take_over`
         dispatcher = Dispatcher(batch, directory, 0)
-        ownership = Ownership(ends_jobs, not directory.detached, attached=True)
+        ownership = Ownership(ends_jobs, not directory.detached, attached=True, in_scheduler_job=in_scheduler_job)
         options = replace(kept.options, cluster=settings)
         return cls(options, dispatcher, ownership, groups=kept.groups, callbacks=callbacks, cluster=cluster)
 
@@ -326,6 +326,9 @@ class Manager:
             await self._starter.start()
             assert state.scheduler is not None
             address = str(state.scheduler.external_address or state.scheduler.address)
+            if client is not None and client.address != address:  # that scheduler has ended meanwhile
+                await client.close()
+                client = None
             client = client or await self._reach(address)
             self.check_usable()
             if state.phase.superseded:
@@ -338,12 +341,8 @@ class Manager:
 
     async def _manage_by(self, client: SchedulerClient) -> None:
         """Manage the cluster through this connection to its scheduler from now on."""
-        state, address = self.state, client.address
-        of, directory = weakref.ref(state), state.dispatcher.directory
-        job_id = next((job.job_id for job in state.scheduler.entries), None) if state.scheduler is not None else None
-        lost_scheduler.explain_loss(address, lambda: _why_lost(of, directory, address, job_id or ""))
-        if self.reconciler.restarts is not None:
-            lost_scheduler.follow(address, lambda: _next_address(of, directory, address, job_id or ""))
+        state = self.state
+        answer_clients(state, client.address, restarts=self.reconciler.restarts is not None)
         state.runs()
         state.client = client
         self.reconciler.observe_workers(client.known)
@@ -554,40 +553,6 @@ class Manager:
         if self.client is not None:
             with suppress(TimeoutError, OSError):
                 await asyncio.wait_for(self.client.close(), 5)
-
-
-async def _why_lost(
-    of: weakref.ref[ClusterState], directory: ClusterDirectory, address: str, scheduler_job: str
-) -> str:
-    """Wait until it is known why a scheduler is lost; empty if this program closed the cluster while that one lived."""
-    while (state := of()) is not None and not (state.phase.closing or state.phase.left):
-        if why := state.phase.lost or state.lost_schedulers.get(address):
-            return why.partition("\n")[0]
-        del state
-        await asyncio.sleep(0.1)
-    if state is not None and state.phase.left:
-        return await lost_scheduler.end_in_queue(directory, scheduler_job)
-    if state is not None and address in state.lost_schedulers:
-        return f"cluster {state.name} was closed before it had another scheduler"
-    return ""
-
-
-async def _next_address(
-    of: weakref.ref[ClusterState], directory: ClusterDirectory, address: str, scheduler_job: str
-) -> str:
-    """Wait until the next scheduler is reached, and return its address; empty if there is none, or this one lives."""
-    began = time.monotonic()
-    while (state := of()) is not None and state.phase.managed:
-        client = state.client
-        if client is not None and client.address != address:
-            return client.address
-        if client is not None and client.listening and time.monotonic() - began > _NOTICED:
-            return ""
-        del state, client
-        await asyncio.sleep(0.1)
-    if state is not None and state.phase.left:  # then another program may restart the scheduler
-        return await lost_scheduler.next_contact(directory, address, scheduler_job)
-    return ""
 
 
 async def _end(tasks: Collection[asyncio.Task[None]]) -> None:

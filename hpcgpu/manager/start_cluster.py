@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from dask import config
 from distributed.security import Security
@@ -82,8 +83,6 @@ class Starter:
             self.reconciler.drainer.go_on()
         else:
             await self._submit_scheduler()
-        scheduler = state.scheduler
-        assert scheduler is not None
         self.reconciler.decide()
         self.reconciler.submitter.detach_when_complete()
         submits = asyncio.gather(*state.tasks, return_exceptions=True)
@@ -95,6 +94,28 @@ class Starter:
             if not self.options.cluster.shutdown_on_close:
                 await self._first_answer()
         self.submitted.set()
+        while True:
+            try:
+                await self._reached(submits)
+                return
+            except ClusterError:
+                if not await self._goes_on():
+                    raise
+
+    async def _goes_on(self) -> bool:
+        """Let another scheduler job follow one that has ended while this program takes its cluster over, if it may."""
+        state, restarts = self.reconciler.state, self.reconciler.restarts
+        ended = isinstance(state.scheduler, SchedulerJob) and state.scheduler.lost_too_early
+        if restarts is None or not (ended and state.ownership.attached and state.managed) or restarts.why_not():
+            return False
+        await restarts.resume()
+        return True
+
+    async def _reached(self, submits: asyncio.Future[Any]) -> None:
+        """Wait until the scheduler can be reached, and the worker jobs are submitted."""
+        state = self.reconciler.state
+        scheduler = state.scheduler
+        assert scheduler is not None
         reached = asyncio.ensure_future(scheduler.wait_until_reachable())
         try:
             while not reached.done():

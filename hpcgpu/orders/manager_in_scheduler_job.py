@@ -93,8 +93,7 @@ async def _manage(directory: ClusterDirectory) -> None:
 
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, receive, number)
-    manager = Manager.of_existing(directory, batch_system(directory.system), ends_jobs=False)
-    manager.state.ownership.in_scheduler_job = True
+    manager = Manager.of_existing(directory, batch_system(directory.system), ends_jobs=False, in_scheduler_job=True)
     printed = 0
     try:
         await manager.start()

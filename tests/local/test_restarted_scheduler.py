@@ -425,9 +425,9 @@ sys.stdin.read()
 """
 
 
-def leave_by_kill() -> Client:
-    """Start a cluster, and kill the program that manages it; return a client of the cluster."""
-    argv = [sys.executable, "-c", PROGRAM, "10m"]
+def leave_by_kill(options: str = "") -> Client:
+    """Start a cluster with these further options, and kill its program; return a client of the cluster."""
+    argv = [sys.executable, "-c", PROGRAM.replace("**cpu)", f"{options}**cpu)"), "10m"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None and program.stdout.readline() == "ready\n"
         client = hpcgpu.connect("demo", quiet=True)
@@ -490,9 +490,8 @@ def test_the_scheduler_ends_while_a_program_takes_the_cluster_over(
 def test_the_scheduler_ends_when_a_program_has_just_taken_the_cluster_over(
     queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, until: Until
 ) -> None:
-    """That program fails. The worker jobs wait for the next one, as if it had been killed."""
     client = leave_by_kill()
-    attach = start_cluster.attach
+    attach, scheduler = start_cluster.attach, client.run_on_scheduler(os.getpid)
 
     async def ends_after_that(*arguments: Any) -> Any:
         following = await attach(*arguments)
@@ -500,13 +499,51 @@ def test_the_scheduler_ends_when_a_program_has_just_taken_the_cluster_over(
         until(lambda: len(live(queue)) == 1, "the queue reports its end")
         return following
 
-    scheduler = client.run_on_scheduler(os.getpid)
+    monkeypatch.setattr(start_cluster, "attach", ends_after_that)
+    with client, told(GONE), LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster:
+        cluster.wait_for_workers(1)
+        assert client.submit(pow, 2, 5).result(timeout=60) == 32
+        assert live_names(cluster) == {"demo-0", "demo-scheduler2"}
+    assert live(queue) == []
+
+
+def test_a_program_does_not_submit_schedulers_for_ever_while_it_takes_a_cluster_over(
+    queue: LocalQueue, tmp_path: Path, until: Until
+) -> None:
+    fails = tmp_path / "fails"
+    scheduler = {"job_script_prologue": [f"if [ -e {fails} ]; then exit 3; fi"]}
+    with leave_by_kill(f"scheduler={scheduler!r}, ") as client:
+        fails.touch()
+        end_scheduler(client, signal.SIGKILL)
+        until(lambda: len(live(queue)) == 1, "the queue reports its end")
+        with (
+            told(GONE),
+            pytest.raises(ClusterError, match=r"taken over: scheduler job \d \(demo-scheduler4\) failed: "),
+        ):
+            LocalGPUCluster.from_name("demo", shutdown_on_close=True)
+    assert command_line("stop", "demo").returncode == 0
+    assert live(queue) == []
+
+
+def test_the_scheduler_ends_while_a_program_takes_the_cluster_over_and_that_program_fails(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, until: Until
+) -> None:
+    """The worker jobs wait for another program, as if that one had been killed."""
+    client = leave_by_kill()
+    attach, scheduler = start_cluster.attach, client.run_on_scheduler(os.getpid)
+
+    async def ends_after_that(*arguments: Any) -> Any:
+        await attach(*arguments)
+        os.kill(scheduler, signal.SIGTERM)
+        until(lambda: len(live(queue)) == 1, "the queue reports its end")
+        raise ClusterError("the program fails")
+
     [launcher] = client.run(os.getpid, nanny=True).values()
     with client:
         with monkeypatch.context() as patch:
             patch.setattr(start_cluster, "attach", ends_after_that)
             os.kill(launcher, signal.SIGSTOP)  # it looks when that program has left the cluster
-            with pytest.raises(ClusterError, match="demo cannot be taken over: "):
+            with pytest.raises(ClusterError, match="demo cannot be taken over: the program fails"):
                 LocalGPUCluster.from_name("demo", shutdown_on_close=True)
             os.kill(launcher, signal.SIGCONT)
         [log] = locate("demo").logs.glob("demo-0-*")

@@ -1,0 +1,66 @@
+"""Answers the clients of this program whose scheduler is lost: why, and where the next one is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+
+from hpcgpu.client import lost_scheduler
+from hpcgpu.manager.cluster_state import ClusterState
+from hpcgpu.store.directory import ClusterDirectory
+
+#: Seconds until this program notices that its connection to the scheduler is broken.
+_NOTICED = 1.0
+
+
+def answer_clients(state: ClusterState, address: str, *, restarts: bool) -> None:
+    """Answer clients that lose this scheduler, which this program manages the cluster by from now on.
+
+    Parameters
+    ----------
+    state : ClusterState
+    address : str
+        Of the scheduler.
+    restarts : bool
+        Whether another scheduler may follow it.
+    """
+    of, directory = weakref.ref(state), state.dispatcher.directory
+    job_id = next((job.job_id for job in state.scheduler.entries), None) if state.scheduler is not None else None
+    lost_scheduler.explain_loss(address, lambda: _why_lost(of, directory, address, job_id or ""))
+    if restarts:
+        lost_scheduler.follow(address, lambda: _next_address(of, directory, address, job_id or ""))
+
+
+async def _why_lost(
+    of: weakref.ref[ClusterState], directory: ClusterDirectory, address: str, scheduler_job: str
+) -> str:
+    """Wait until it is known why a scheduler is lost; empty if this program closed the cluster while that one lived."""
+    while (state := of()) is not None and not (state.phase.closing or state.phase.left):
+        if why := state.phase.lost or state.lost_schedulers.get(address):
+            return why.partition("\n")[0]
+        del state
+        await asyncio.sleep(0.1)
+    if state is not None and state.phase.left:
+        return await lost_scheduler.end_in_queue(directory, scheduler_job)
+    if state is not None and address in state.lost_schedulers:
+        return f"cluster {state.name} was closed before it had another scheduler"
+    return ""
+
+
+async def _next_address(
+    of: weakref.ref[ClusterState], directory: ClusterDirectory, address: str, scheduler_job: str
+) -> str:
+    """Wait until the next scheduler is reached, and return its address; empty if there is none, or this one lives."""
+    began = time.monotonic()
+    while (state := of()) is not None and state.phase.managed:
+        client = state.client
+        if client is not None and client.address != address:
+            return client.address
+        if client is not None and client.listening and time.monotonic() - began > _NOTICED:
+            return ""
+        del state, client
+        await asyncio.sleep(0.1)
+    if state is not None and state.phase.left:  # then another program may restart the scheduler
+        return await lost_scheduler.next_contact(directory, address, scheduler_job)
+    return ""
