@@ -19,6 +19,7 @@ from hpcgpu.client.lost_scheduler import CANCELLED, RESTARTED
 from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import AmbiguousSubmit, BatchError, ClusterError, ClusterWarning, Superseded
+from hpcgpu.existing_clusters.query_jobs import ended_by_itself
 from hpcgpu.jobs.job_phases import Ended, Planned
 from hpcgpu.jobs.scheduler_job import SchedulerJob
 from hpcgpu.manager.cluster_state import ClusterState
@@ -77,6 +78,10 @@ class SchedulerRestarts:
             return "another program has stopped the cluster"
         if job.queue_status.state.ended and not ended_too_early(job.queue_status.state):
             return "it has ended as intended, or was cancelled"
+        if ended_by_itself(dispatcher.directory):  # while this program was suspended
+            following = self.following
+            how = f": {following.failure_report()}" if following is not None and following.ended else ""
+            return f"the next one has taken over and ended, too{how}"
         worked_to_the_end = state.client is not None and expected(job.queue_status.state)
         return "" if worked_to_the_end else too_many(state.restarted, now=state.now)
 

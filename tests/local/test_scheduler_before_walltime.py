@@ -211,3 +211,42 @@ def test_it_takes_over_though_nobody_manages_the_cluster(queue: LocalQueue, unti
     assert queue.find("demo-0") == worker, "the worker job has gone on"
     assert command_line("stop", "demo").returncode == 0
     assert live(queue) == []
+
+
+SUSPENDED = """
+import sys, time
+from hpcgpu import LocalGPUCluster
+options = {"gpus_per_node": 0, "cores": 1, "scheduler": {"walltime": "4h"}, "poll_interval": 0.5}
+with LocalGPUCluster(name="demo", jobs=1, on_scheduler_end="restart", lease=5, **options) as cluster:
+    cluster.wait_for_workers(1)
+    print("ready", flush=True)
+    sys.stdin.read()
+    while cluster.status.name != "failed":
+        time.sleep(0.1)
+    print(cluster)
+"""
+
+
+def test_a_program_that_was_suspended_learns_that_the_next_scheduler_has_ended_too(
+    queue: LocalQueue, until: Until
+) -> None:
+    """The next one takes over without the program, and the lease ends it."""
+    pipe = subprocess.PIPE
+    argv = [sys.executable, "-c", SUSPENDED]
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True) as program:
+        assert program.stdin is not None and program.stdout is not None
+        while program.stdout.readline() != "ready\n":
+            pass
+        [first] = queue.find("demo-scheduler")
+        ends_soon(queue, first)
+        until(lambda: queue.find("demo-scheduler2"), "the next one is in the queue")
+        logs = locate("demo").logs
+        until(lambda: any(STANDBY in log.read_text() for log in logs.glob("*scheduler2-*")), "it waits")
+        program.send_signal(signal.SIGSTOP)
+        reaches_walltime(queue, first)
+        until(lambda: not live(queue), "the lease ends")
+        program.send_signal(signal.SIGCONT)
+        said = program.communicate(timeout=150)[0]
+    assert "no heartbeat from the cluster's manager for 5 s (option lease)" in said, said
+    assert not queue.find("demo-scheduler3"), said
+    assert live(queue) == []
