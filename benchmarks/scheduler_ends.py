@@ -3,21 +3,29 @@
 Each round begins something (tasks, a shuffle, a checkpoint, growth, a drain, nothing), and at a random moment of it the
 scheduler is killed or, on Slurm, its job ends in another way: see slurm_ends.py. In some rounds the program that
 manages the cluster is killed at the same moment, and another one takes the cluster over; in others the node of a worker
-job is switched off. After each round the cluster must compute, the worker jobs that ran must run (but for those that
-were to end, and those whose node was lost), none may be there twice, and what was saved must be there, bit by bit.
+job is switched off, or both. After each round the cluster must compute, the worker jobs that ran must run (but for
+those that were to end, and those whose node was lost), none may be there twice, and what was saved must be there, bit
+by bit.
 At the end no job may be left, and none submitted twice.
+
+With ``--starts`` it also makes clusters whose scheduler is killed while it starts, again while the workers of the next
+one start, and in half of them while the cluster closes. Each must compute, or its start must fail with an error; no
+job may be left.
 
     python benchmarks/scheduler_ends.py --rounds 50 --seed 1                           # the embedded queue
     python benchmarks/scheduler_ends.py --rounds 50 --seed 1 --slurm                   # a Slurm of its own (as root)
     python benchmarks/scheduler_ends.py --rounds 9 --slurm --ends suspended "node off" --with manager
+    python benchmarks/scheduler_ends.py --rounds 9 --seed 1 --pbs                      # an OpenPBS that runs, as a user
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -35,10 +43,10 @@ import dask.array as da
 import numpy as np
 from distributed import Client
 from distributed.client import FutureCancelledError
-from slurm_ends import KINDS, OF_NODE, Victim
+from slurm_ends import KINDS, KINDS_OF_PBS, OF_NODE, Kind, Victim
 
 import hpcgpu
-from hpcgpu import CheckpointError, ClusterError, GPUCluster, LocalGPUCluster, SlurmGPUCluster
+from hpcgpu import CheckpointError, ClusterError, GPUCluster, LocalGPUCluster, PBSGPUCluster, SlurmGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.scaling import replace_failed_jobs, scheduler_restarts
 from hpcgpu.scaling.scheduler_restarts import STANDBY
@@ -50,8 +58,10 @@ sys.path[:0] = [str(ROOT / "tests" / "slurm"), str(ROOT / "tests" / "gpu_stub")]
 PATIENCE = 150.0
 #: Seconds after the beginning of a round in which the scheduler ends.
 LATEST = 4.0
+#: Nodes of the Slurm that worker jobs can have.
+NODES = 4
 #: What may fail at the same moment.
-WITH = ("nothing", "manager", "worker node")
+WITH = ("nothing", "manager", "worker node", "manager and worker node")
 #: A program that manages the cluster until it is killed.
 MANAGER = """
 import sys, warnings, hpcgpu
@@ -73,6 +83,7 @@ class Queue:
     #: Returns the names of the jobs that are in the queue.
     live: Callable[[], list[str]]
     bed: Any = None
+    kinds: dict[str, Kind] = field(default_factory=lambda: KINDS)
 
 
 @dataclass
@@ -84,6 +95,8 @@ class Report:
     #: Seconds from each end to the first result of the next scheduler.
     seconds: list[float] = field(default_factory=list)
     checkpoints: Counter[str] = field(default_factory=Counter)
+    #: What came of clusters whose scheduler was killed while it started.
+    starts: Counter[str] = field(default_factory=Counter)
     #: Worker jobs whose node was lost.
     lost: int = 0
     #: Why a take-over had to be tried again.
@@ -127,18 +140,20 @@ class Rounds:
         kept = self.client.submit(pow, 3, 4, pure=False)
         kept.result(timeout=PATIENCE)
         with contextlib.ExitStack() as stack:
-            manager = stack.enter_context(self._manager()) if also == "manager" else None
+            manager = stack.enter_context(self._manager()) if also.startswith("manager") else None
             doing = Activity(self._activities()[name])
             time.sleep(self.choose.uniform(0, LATEST))
             nodes = {job.node} if kind in OF_NODE else set()
-            if also == "worker node" and (others := sorted(set(before.values()) - {job.node})):
+            others = sorted(set(before.values()) - {job.node})
+            room = NODES - len(nodes - {"s0"}) > self.size  # each job needs a node of its own
+            if also.endswith("worker node") and others and room:
                 nodes.add(node := self.choose.choice(others))
                 stack.callback(self.queue.bed.node_up, node)
                 self.queue.bed.switch_off(node)
             early = manager is not None and self.choose.random() < 0.5
             if early:
                 threading.Timer(self.choose.uniform(0, 3), manager.kill).start()
-            stack.enter_context(KINDS[kind](job))
+            stack.enter_context(self.queue.kinds[kind](job))
             if nodes - {job.node}:
                 self.queue.bed.node_down(node)
             if kind != "suspended" and not early:
@@ -157,7 +172,7 @@ class Rounds:
     def _activity(self, also: str) -> str:
         """Choose what is begun. A program that another one has taken the cluster over from cannot scale it."""
         names = ["nothing", "tasks", "shuffle", "checkpoint"]
-        if also != "manager":
+        if not also.startswith("manager"):
             names.append("drain" if self.size == 3 else "growth")
         return self.choose.choice(names)
 
@@ -294,6 +309,77 @@ class Rounds:
             time.sleep(0.2)
 
 
+class Killer(threading.Thread):
+    """Kills the schedulers of a cluster that it has not seen yet, some seconds after each has started."""
+
+    def __init__(self, directory: Path, choose: random.Random, times: int, latest: float) -> None:
+        super().__init__(daemon=True)
+        self.directory, self.times, self.seen, self.stop = directory, times, set[int](), threading.Event()
+        self.delays = [choose.uniform(0, latest) for _ in range(times)]
+        self.start()
+
+    def run(self) -> None:
+        """Kill so many of them."""
+        for delay in self.delays:
+            while not (there := self.schedulers() - self.seen):
+                if self.stop.wait(0.1):
+                    return
+            time.sleep(delay)
+            self.seen |= there
+            for pid in there:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def schedulers(self) -> set[int]:
+        """Return the processes of the schedulers of the cluster."""
+        words = [b"hpcgpu.runtime.launch", b"scheduler", os.fsencode(self.directory)]
+        found = set()
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if not {*words} - {*path.read_bytes().split(b"\0")}:
+                    found.add(int(path.parent.name))
+        return found
+
+
+def start_and_close(queue: Queue, place: Path, number: int, choose: random.Random, report: Report) -> None:
+    """Make a cluster whose scheduler is killed while it starts, and twice; close it."""
+    name, closing = f"ends-{number}", choose.random() < 0.5
+    where = f"start {number}, killed while it closes: {closing}"
+    print(f"{time.strftime('%T')} {where}", flush=True)
+    killer = Killer(place / "clusters" / name, choose, times=2, latest=6.0)
+    cluster = None
+    try:
+        cluster = queue.cls(name=name, jobs=2, **queue.options, cluster_directory=place / "clusters")
+        killer.join(PATIENCE)
+        cluster.wait_for_workers(2, timeout=PATIENCE)
+        with hpcgpu.connect(cluster.directory.path, quiet=True) as client:
+            if client.submit(pow, 2, 5).result(timeout=PATIENCE) != 32:
+                report.wrong.append(f"{where}: a wrong result")
+        report.starts["it computes"] += 1
+    except ClusterError as error:
+        report.starts[f"{type(error).__name__}: {str(error).partition(': ')[0]}"] += 1
+    except Exception as error:
+        report.wrong.append(f"{where}: {error!r}")
+    killer.stop.set()
+    killer.join()
+    if cluster is not None:
+        submits = [one for one in cluster.directory.submits() if one.kind == "worker"]
+        if len(submits) != 2:
+            report.wrong.append(f"{where}: worker jobs submitted: {[one.name for one in submits]}")
+        if closing:
+            killer.seen.clear()
+            delay, pids = choose.uniform(0, 3), killer.schedulers()
+            kill = lambda: [os.kill(pid, signal.SIGKILL) for pid in pids & killer.schedulers()]  # noqa: E731
+            threading.Timer(delay, kill).start()
+        cluster.close()
+    begun = time.monotonic()
+    while left := queue.live():
+        if time.monotonic() - begun > PATIENCE:
+            report.wrong.append(f"{where}: left in the queue: {left}")
+            break
+        time.sleep(0.5)
+
+
 class Activity(threading.Thread):
     """Something that runs beside, and may fail: its scheduler ends."""
 
@@ -345,6 +431,19 @@ def slurm_queue(bed: Any) -> Queue:
     return Queue(SlurmGPUCluster, options, live, bed)
 
 
+def pbs_queue() -> Queue:
+    """The PBS of this host."""
+
+    def live() -> list[str]:
+        done = subprocess.run(["qstat", "-f", "-F", "json"], check=True, capture_output=True, text=True)
+        jobs = json.loads(done.stdout).get("Jobs", {}).values()
+        there = [job["Job_Name"] for job in jobs if job["job_state"] not in ("E", "F")]
+        return sorted(name for name in there if name.startswith("ends-"))
+
+    options = OPTIONS | {"queue": "gpu", "walltime": "01:00:00"}
+    return Queue(PBSGPUCluster, options, live, kinds=KINDS_OF_PBS)
+
+
 def attack(queue: Queue, place: Path, rounds: list[tuple[str, str]], seed: int) -> Report:
     """Do the rounds, each of a kind of end and of what fails with it."""
     report, choose = Report(), random.Random(seed)
@@ -361,6 +460,8 @@ def attack(queue: Queue, place: Path, rounds: list[tuple[str, str]], seed: int) 
                 cluster.wait_for_workers(2)
                 for number, (kind, also) in enumerate(rounds):
                     done.one(number, kind, also)
+            except Exception as error:
+                report.wrong.append(f"the rounds end: {error!r}")
             finally:
                 done.cluster.close()
     submits = cluster.directory.submits()
@@ -383,13 +484,18 @@ def main() -> None:
     """Run the rounds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--starts", type=int, default=0, help="clusters whose scheduler is killed while it starts")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--slurm", action="store_true")
+    parser.add_argument("--pbs", action="store_true")
     parser.add_argument("--ends", nargs="+", choices=KINDS, help="default: all, or 'killed' in the embedded queue")
     parser.add_argument("--with", nargs="+", choices=WITH, dest="also", help="what fails at the same moment")
     arguments = parser.parse_args()
-    kinds = arguments.ends or (list(KINDS) if arguments.slurm else ["killed"])
-    also = arguments.also or (list(WITH) if arguments.slurm else ["nothing"])
+    kinds, also = arguments.ends or ["killed"], arguments.also or ["nothing"]
+    if arguments.slurm:
+        kinds, also = arguments.ends or list(KINDS), arguments.also or list(WITH)
+    elif arguments.pbs:
+        kinds, also = arguments.ends or list(KINDS_OF_PBS), arguments.also or ["nothing", "manager"]
     rounds = rounds_of(arguments.rounds, kinds, also, arguments.seed)
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -398,8 +504,12 @@ def main() -> None:
 
             queue = slurm_queue(stack.enter_context(slurm_bed.started(place / "slurm", slurm_bed.FAST)))
         else:
-            queue = local_queue(place)
-        report = attack(queue, place, rounds, arguments.seed)
+            queue = pbs_queue() if arguments.pbs else local_queue(place)
+        report = attack(queue, place, rounds, arguments.seed) if rounds else Report()
+        choose = random.Random(arguments.seed)
+        warnings.simplefilter("ignore")
+        for number in range(arguments.starts):
+            start_and_close(queue, place, number, choose, report)
     show(report)
     sys.exit(bool(report.wrong))
 
@@ -409,6 +519,7 @@ def show(report: Report) -> None:
     print(f"{sum(report.rounds.values())} rounds, during {dict(report.activities)}:")
     print("\n".join(f"  {number} x {what}" for what, number in sorted(report.rounds.items())))
     print(f"checkpoints meanwhile: {dict(report.checkpoints)}; worker jobs whose node was lost: {report.lost}")
+    print("\n".join(f"killed while it started: {number} x {what}" for what, number in report.starts.items()))
     print("\n".join(f"taken over again after: {number} x {why}" for why, number in report.refused.items()))
     if report.seconds:
         middle, most = statistics.median(report.seconds), max(report.seconds)

@@ -1,4 +1,4 @@
-"""The kinds of ends that a scheduler job has on a real Slurm; for scheduler_ends.py.
+"""The kinds of ends that a scheduler job has on a real Slurm, and on a PBS; for scheduler_ends.py.
 
 Each kind is a context manager. On entry the end happens, or will soon; on exit its cause is removed. A suspended job
 does not end.
@@ -139,5 +139,23 @@ KINDS: dict[str, Kind] = {
     "out of memory": out_of_memory,
     "suspended": suspended,
 }
+
+
+@contextlib.contextmanager
+def killed_by_pbs(job: Victim) -> Iterator[None]:
+    """SIGKILL for all processes of the job."""
+    call("qsig", "-s", "SIGKILL", job.id)
+    yield
+
+
+@contextlib.contextmanager
+def walltime_of_pbs(job: Victim) -> Iterator[None]:
+    """Its walltime is over."""
+    call("qalter", "-l", "walltime=00:00:10", job.id)
+    yield
+
+
+#: What a user can do on a PBS.
+KINDS_OF_PBS: dict[str, Kind] = {"killed": killed_by_pbs, "walltime": walltime_of_pbs}
 #: What ends all jobs of a node.
 OF_NODE = {"node off", "node down", "preempted"}
