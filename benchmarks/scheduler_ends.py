@@ -310,12 +310,16 @@ class Rounds:
 
 
 class Killer(threading.Thread):
-    """Kills the schedulers of a cluster that it has not seen yet, some seconds after each has started."""
+    """Kills the schedulers of a cluster that it has not seen yet, some seconds after each has started.
+
+    Most of the first ones listen by then: a start fails if they do not.
+    """
 
     def __init__(self, directory: Path, choose: random.Random, times: int, latest: float) -> None:
         super().__init__(daemon=True)
         self.directory, self.times, self.seen, self.stop = directory, times, set[int](), threading.Event()
         self.delays = [choose.uniform(0, latest) for _ in range(times)]
+        self.listens = choose.random() < 0.75
         self.start()
 
     def run(self) -> None:
@@ -324,6 +328,8 @@ class Killer(threading.Thread):
             while not (there := self.schedulers() - self.seen):
                 if self.stop.wait(0.1):
                     return
+            while self.listens and not (self.directory / "contact.json").exists() and not self.stop.wait(0.05):
+                pass
             time.sleep(delay)
             self.seen |= there
             for pid in there:
@@ -343,7 +349,7 @@ class Killer(threading.Thread):
 
 def start_and_close(queue: Queue, place: Path, number: int, choose: random.Random, report: Report) -> None:
     """Make a cluster whose scheduler is killed while it starts, and twice; close it."""
-    name, closing = f"ends-{number}", choose.random() < 0.5
+    name, closing = f"end-{number}", choose.random() < 0.5
     where = f"start {number}, killed while it closes: {closing}"
     print(f"{time.strftime('%T')} {where}", flush=True)
     killer = Killer(place / "clusters" / name, choose, times=2, latest=6.0)
@@ -426,7 +432,7 @@ def slurm_queue(bed: Any) -> Queue:
     options |= {"cores": 9}  # of sixteen: each job has a node of its own
 
     def live() -> list[str]:  # without the jobs that preempt
-        return [job.name for job in bed.squeue() if job.state != "COMPLETING" and job.name.startswith("ends-")]
+        return [job.name for job in bed.squeue() if job.state != "COMPLETING" and job.name.startswith("end-")]
 
     return Queue(SlurmGPUCluster, options, live, bed)
 
@@ -436,9 +442,10 @@ def pbs_queue() -> Queue:
 
     def live() -> list[str]:
         done = subprocess.run(["qstat", "-f", "-F", "json"], check=True, capture_output=True, text=True)
+        # PBS has the first fifteen characters of the names
         jobs = json.loads(done.stdout).get("Jobs", {}).values()
         there = [job["Job_Name"] for job in jobs if job["job_state"] not in ("E", "F")]
-        return sorted(name for name in there if name.startswith("ends-"))
+        return sorted(name for name in there if name.startswith("end-"))
 
     options = OPTIONS | {"queue": "gpu", "walltime": "01:00:00"}
     return Queue(PBSGPUCluster, options, live, kinds=KINDS_OF_PBS)
@@ -453,7 +460,7 @@ def attack(queue: Queue, place: Path, rounds: list[tuple[str, str]], seed: int) 
     options = queue.options | {"cluster_directory": place / "clusters", "checkpoint_directory": place / "saved"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        cluster = queue.cls(name="ends", jobs=2, **options)
+        cluster = queue.cls(name="end", jobs=2, **options)
         with hpcgpu.connect(cluster.directory.path, quiet=True) as client:
             done = Rounds(cluster, client, queue, place / "saved", choose, report)
             try:
