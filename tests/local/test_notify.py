@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpcgpu import LocalGPUCluster
+from hpcgpu import LocalGPUCluster, connect
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.notify import Notice
@@ -67,6 +69,24 @@ def test_a_cluster_whose_scheduler_is_lost_has_ended(queue: LocalQueue, log: Log
         until(lambda: log.events == ["ended"], "the cluster has ended")
     assert log.events == ["ended"], "once"
     assert "the scheduler of cluster lost is gone" in log.text
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_restart_of_the_scheduler_is_told(queue: LocalQueue, log: Log, until: Until, left: bool) -> None:
+    """By the program that manages the cluster; by the manager in the scheduler job if the program has left."""
+    options: dict[str, Any] = {**CPU, "on_scheduler_end": "restart", "notify": log.command, "poll_interval": 0.5}
+    with LocalGPUCluster(**options, name="again", jobs=1) as cluster, connect("again", quiet=True) as client:
+        until(lambda: log.events == ["ready"], "its workers are connected")
+        if left:
+            cluster.detach()
+            until(lambda: "in the scheduler job (" in hpcgpu("status", "again").stdout, "its own manager has begun")
+        with nullcontext() if left else told("another one is started"):
+            os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
+            until(lambda: "restarted" in log.events, "the restart is told")
+        assert client.submit(pow, 2, 10).result() == 1024
+        assert log.events.count("restarted") == 1 and "the scheduler of cluster again " in log.text
+        assert hpcgpu("stop", "again").returncode == 0
+    assert live(queue) == []
 
 
 def test_the_end_is_told_before_the_jobs_have_ended(
