@@ -194,6 +194,7 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
     name, began = directory.path.name, time.monotonic()
     batch = batch_of(directory)
     watch = SchedulerWatch(directory, batch, before=lambda: check_queue(directory, batch))
+    following = lost_scheduler.FollowingJobs(directory)
     submitted = directory.created
     with Progress(quiet) as progress:
         while True:
@@ -212,7 +213,7 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
             follows = (
                 status is not None
                 and ended_too_early(status.state)
-                and lost_scheduler.restarts_scheduler(directory, status.job_id)
+                and lost_scheduler.restarts_scheduler(directory, status.job_id, following)
             )
             if status is not None and status.state.ended and not follows:
                 log = saved_options.logs(directory) / batch.log_name(status.name, status.job_id)

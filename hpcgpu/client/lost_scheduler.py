@@ -151,9 +151,9 @@ async def next_contact(directory: ClusterDirectory, address: str, job_id: str = 
     job_id : str, optional
         The job of the last scheduler, if a program asks that does not manage the cluster.
     """
-    began = time.monotonic()
+    began, queue = time.monotonic(), FollowingJobs(directory)
     while True:
-        follows = await in_thread(restarts_scheduler, directory, job_id)
+        follows = await in_thread(restarts_scheduler, directory, job_id, queue)
         if follows := follows or time.monotonic() - began < await in_thread(waits_for_a_manager, directory):
             await asyncio.sleep(_INTERVAL)
         contact = await in_thread(directory.contact)
@@ -166,7 +166,29 @@ async def next_contact(directory: ClusterDirectory, address: str, job_id: str = 
             return ""
 
 
-def restarts_scheduler(directory: ClusterDirectory, job_id: str) -> bool:
+class FollowingJobs:
+    """The scheduler jobs of a cluster that should follow the present one, as the queue reports them.
+
+    If no program manages the cluster, the journal does not have the end of such a job.
+    """
+
+    def __init__(self, directory: ClusterDirectory) -> None:
+        self._directory = directory
+        self._watches: dict[str, SchedulerWatch] = {}
+
+    def may_come(self, job_id: str) -> bool:
+        """Whether one of them may follow this job. If the queue does not answer, it may."""
+        following = waits_to_follow(self._directory.submits(), job_id)
+        return any(one.job_id is not None and not self._has_ended(one.job_id) for one in following)
+
+    def _has_ended(self, job_id: str) -> bool:
+        if job_id not in self._watches:
+            self._watches[job_id] = SchedulerWatch(self._directory, batch_of(self._directory), job_id=job_id)
+        status = self._watches[job_id].poll(now=time.monotonic())
+        return status is not None and status.state.ended
+
+
+def restarts_scheduler(directory: ClusterDirectory, job_id: str, following: FollowingJobs) -> bool:
     """Whether another scheduler follows that of a cluster, which ran in this job; false if the cluster ends.
 
     A program restarts it, or has submitted the next scheduler job before it was killed.
@@ -174,8 +196,9 @@ def restarts_scheduler(directory: ClusterDirectory, job_id: str) -> bool:
     with suppress(HpcgpuError, OSError):
         settings, manager = saved_options.read(directory).options.cluster, directory.manager()
         if settings.on_scheduler_end == "restart" and not directory.closing and not ended_by_itself(directory):
-            managed = manager is not None and not manager.left and manager.lives is not False
-            return managed or waits_to_follow(directory.submits(), job_id)
+            left = manager is None or manager.left or manager.in_scheduler_job  # that one has ended with the scheduler
+            managed = manager is not None and not left and manager.lives is not False
+            return managed or following.may_come(job_id)
     return False
 
 
@@ -347,7 +370,9 @@ def _end_in_queue(directory: ClusterDirectory, job_id: str) -> str:
             if status is not None and status.state.ended:
                 log = saved_options.logs(directory) / batch.log_name(status.name, status.job_id)
                 how = f"{status.state.value}: {explain(status, kind='scheduler')}. Log: {log}"
-                follows = ended_too_early(status.state) and restarts_scheduler(directory, job_id)
+                follows = ended_too_early(status.state) and restarts_scheduler(
+                    directory, job_id, FollowingJobs(directory)
+                )
                 return loss(name, f"scheduler job {status.job_id} {how}", RESTARTED if follows else "")
             time.sleep(0.5)
         if why or directory.closing:

@@ -37,8 +37,8 @@ def present_scheduler(submits: Iterable[Submit], served: str) -> Submit | None:
     return next(iter([*by_contact, *reversed(over), *reversed(there)]), None)
 
 
-def waits_to_follow(submits: Iterable[Submit], served: str) -> bool:
-    """Whether a scheduler job was submitted to follow that of the contact, and can still do it.
+def waits_to_follow(submits: Iterable[Submit], served: str) -> list[Submit]:
+    """Return the scheduler jobs that were submitted to follow that of the contact, and can still do it.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def waits_to_follow(submits: Iterable[Submit], served: str) -> bool:
     """
     there = [one for one in submits if one.kind == "scheduler" and not one.refused]
     numbers = [number for number, one in enumerate(there) if one.job_id == served]
-    return any(not (one.ended or one.cancelled) for one in there[numbers[-1] + 1 :]) if numbers else False
+    return [one for one in there[numbers[-1] + 1 :] if not (one.ended or one.cancelled)] if numbers else []
 
 
 def unexpected_ends(submits: Iterable[Submit]) -> list[float]:

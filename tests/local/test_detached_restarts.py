@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from distributed import Client
@@ -84,6 +85,26 @@ def test_it_ends_as_intended(queue: LocalQueue, until: Until, end: str, security
         queue.cancel(queue.find("demo-scheduler"))
     until(lambda: live(queue) == [], "no job is left")
     assert command_line("stop", "demo").returncode == 0
+
+
+def test_a_client_does_not_wait_for_ever_if_the_next_job_fails_and_nobody_records_that(
+    queue: LocalQueue, tmp_path: Path
+) -> None:
+    fails = tmp_path / "fails"
+    prologue = {"job_script_prologue": [f"if [ -e {fails} ]; then exit 3; fi"]}
+    leave_cluster(scheduler={"walltime": "4h"} | prologue, restart_wait="1s")
+    with hpcgpu.connect("demo", quiet=True) as client:
+        client.wait_for_workers(1)
+        fails.touch()
+        lost = client.submit(time.sleep, 1000, pure=False)
+        end_scheduler(client, signal.SIGKILL)
+        gone = "scheduler of cluster demo is gone(, and no other one has followed: start a new cluster)?: scheduler job"
+        with pytest.raises(FutureCancelledError, match="the scheduler of cluster demo is gone"):
+            lost.result(timeout=60)
+        with pytest.raises(FutureCancelledError, match=gone):
+            client.submit(pow, 2, 5).result(timeout=120)
+    assert command_line("stop", "demo").returncode == 0
+    assert live(queue) == []
 
 
 def test_a_program_that_takes_it_over_and_leaves_it_again_keeps_the_next_job(queue: LocalQueue, until: Until) -> None:

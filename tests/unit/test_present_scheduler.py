@@ -50,7 +50,7 @@ def record(job_id: str, how: str = "", *, cancelled: bool = False, refused: bool
     ],
 )
 def test_whether_a_job_waits_to_follow(submits: list[Submit], served: str, waits: bool) -> None:
-    assert waits_to_follow(submits, served) is waits
+    assert bool(waits_to_follow(submits, served)) is waits
 
 
 @pytest.mark.parametrize(
