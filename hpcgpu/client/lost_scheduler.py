@@ -157,7 +157,10 @@ async def next_contact(directory: ClusterDirectory, address: str, job_id: str = 
         if follows := follows or time.monotonic() - began < await in_thread(waits_for_a_manager, directory):
             await asyncio.sleep(_INTERVAL)
         contact = await in_thread(directory.contact)
-        if contact is not None and contact.client != address:
+        if contact is not None and (contact.client != address or (job_id and contact.job_id != job_id)):
+            if contact.client == address:  # what is known of this address is about an earlier job
+                _explanations.pop(address, None)
+                _successors.pop(address, None)
             explain_loss_by_queue(contact, directory)
             followed[contact.client] = directory.path
             return contact.client

@@ -8,6 +8,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,20 @@ async def test_another_program_at_its_port_is_no_scheduler(
         monkeypatch.setattr(lost_scheduler, "_INTERVAL", 0)
         assert await lost_scheduler.next_contact(directory, contact.client) == ""
         assert next(looks, None) is None, "the client waits for the next one"
+
+
+async def test_a_scheduler_job_is_told_from_an_earlier_one_that_had_the_same_address(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its port is a random one of the same node."""
+    monkeypatch.setattr(next_scheduler, "_served", ["", "1"])
+    with listens(directory, with_key_of(directory)) as contact:
+        assert not next_scheduler._follows(directory.path, contact.workers), "it lives: its workers end as intended"
+        assert await lost_scheduler.next_contact(directory, contact.client, "1") == "", "it lives"
+        directory.publish(replace(contact, job_id="2"))
+        assert next_scheduler._follows(directory.path, contact.workers), "the job starts workers for the next one"
+        assert await lost_scheduler.next_contact(directory, contact.client, "1") == contact.client
+        assert await lost_scheduler.next_contact(directory, contact.client, "2") == ""
 
 
 def test_a_worker_job_does_not_start_its_workers_for_another_program(
