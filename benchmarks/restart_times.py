@@ -106,9 +106,9 @@ def run(case: str, queue_seconds: int, place: Path) -> dict[str, dict[str, float
             next_one |= cost(jobs, ended, ended + next_one["all"])
             next_one["kept"] = len(before & after)
             for job in jobs:  # one that waited in itself
-                start = job.times[0]
+                start, stop = job.times
                 if job.is_scheduler and job.name != f"{name}-scheduler" and 0 < start < ended:
-                    next_one["schedulers"] += ended - start
+                    next_one["schedulers"] += min(stop, ended) - start
             for job in sorted(jobs):
                 times = ", ".join(f"{at - ended:.0f}" for at in job.times)
                 print(f"  {job.id} {job.name} {job.state}, submit {job.submit[-8:]}, from the end: {times}", flush=True)
