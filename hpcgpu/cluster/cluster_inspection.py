@@ -27,7 +27,7 @@ from hpcgpu.cluster.spec_cluster import Adapter
 from hpcgpu.dask_scheduler.rpc_types import GPUState
 from hpcgpu.display.job_info import JobInfo
 from hpcgpu.display.job_table import JobTable
-from hpcgpu.errors import ClusterError
+from hpcgpu.errors import ClusterError, Damaged
 from hpcgpu.existing_clusters.between_schedulers import Restart, between_schedulers
 from hpcgpu.existing_clusters.snapshot import Observer, Snapshot, assemble
 from hpcgpu.fabric import connection_report
@@ -90,6 +90,9 @@ class ClusterInspection(Adapter):
 
     @property
     def _contact(self) -> Contact | None:
+        if self._state.phase.superseded and self.same_directory:  # the other program may have restarted the scheduler
+            with suppress(OSError, Damaged):
+                return self.directory.contact()
         return self._state.scheduler.contact if self._state.scheduler is not None else None
 
     @property
@@ -225,7 +228,7 @@ class ClusterInspection(Adapter):
         return replace(now, problem="; ".join(filter(None, dict.fromkeys(problems))))
 
     async def _query_snapshot(self) -> Snapshot:
-        client, gpus = self._state.client, list[GPUState]()
+        client, gpus = await in_thread(self._state.present_client), list[GPUState]()
         if client is not None:
             with suppress(OSError, TimeoutError):
                 if self.left:  # the stream of events is not opened again

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hpcgpu.batch.reasons import explain
-from hpcgpu.errors import ClusterError
+from hpcgpu.client.lost_scheduler import explain_loss_by_queue
+from hpcgpu.errors import ClusterError, Damaged
 from hpcgpu.jobs.job import Job
 from hpcgpu.jobs.job_registry import Registry
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
@@ -154,6 +156,21 @@ class ClusterState:
     def _move(self, kind: Kind, why: str = "") -> None:
         self.phase = Phase(kind, why, before=self.phase)
         self.changed.set()
+
+    def present_client(self) -> SchedulerClient | None:
+        """Return the connection to the scheduler, which a program that took the cluster over may have restarted."""
+        client, dispatcher = self.client, self.dispatcher
+        if client is not None and self.phase.superseded:
+            with suppress(OSError, Damaged):
+                contact = dispatcher.directory.contact()
+                if (
+                    contact is not None
+                    and contact.client != client.address
+                    and dispatcher.directory.has_token(dispatcher.token)
+                ):
+                    explain_loss_by_queue(contact, dispatcher.directory)
+                    client.move(contact.client)
+        return client
 
     @property
     def listening(self) -> bool:

@@ -178,7 +178,7 @@ class Manager:
     @property
     def client(self) -> SchedulerClient | None:
         """The connection to the scheduler, once there is one."""
-        return self.state.client
+        return self.state.present_client()
 
     @property
     def managing(self) -> bool:

@@ -83,6 +83,11 @@ class SchedulerClient:
         """The address of the scheduler."""
         return str(self.rpc.address)
 
+    def move(self, address: str) -> None:
+        """Query another scheduler of the cluster from now on. The stream is not opened again."""
+        self.rpc = rpc(address, connection_args=self.rpc.connection_args)
+        self._workers, self._loads = Known(), Known()
+
     @property
     def listening(self) -> bool:
         """Whether the stream is open."""

@@ -155,12 +155,13 @@ def _incomplete(state: ClusterState) -> list[WorkerJob]:
 
 async def _ready(state: ClusterState) -> int:
     """Query the scheduler: a worker that has just connected is not ready yet."""
-    if state.client is None:
+    client = await in_thread(state.present_client)
+    if client is None:
         return -1
     try:
         if state.phase.superseded:  # the stream of events is not opened again
-            await state.client.workers()
-        return await state.client.running()
+            await client.workers()
+        return await client.running()
     except (OSError, TimeoutError):
         state.poll_now.set()
         return -1

@@ -641,6 +641,10 @@ def test_a_client_follows_though_another_program_has_taken_its_cluster_over(queu
             with pytest.raises(FutureCancelledError, match=GONE):
                 lost.result(timeout=60)
             assert client.submit(pow, 2, 5).result() == 32
+            cluster.wait_for_workers(1, timeout="60s")
+            with Client(cluster, set_as_default=False) as later:
+                assert later.submit(pow, 2, 6).result() == 64
+            assert cluster.directory.contact().dashboard in cluster.dashboard_link
             other.stdin.close()
             assert other.wait(60) == 0
     assert live(queue) == []
