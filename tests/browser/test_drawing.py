@@ -51,6 +51,17 @@ def test_a_job_that_the_queue_does_not_estimate_shows_what_is_usual_or_that_noth
     assert "not known" in picture.whole.locator("tr", has_text="flights-2").inner_text()
 
 
+def test_the_time_of_a_restart_does_not_repeat_the_alerts(picture: Drawing) -> None:
+    for seconds in (5, 7):
+        picture.draw(drawing.snapshot(warnings=["a job has failed"], restart=[f"the scheduler ended {seconds} s ago"]))
+        if seconds == 5:
+            alert = picture.whole.get_by_role("alert").filter(has_text="a job has failed")
+            assert "s ago" not in alert.inner_text()
+            first = alert.locator("p").element_handle()
+    assert picture.whole.get_by_text("the scheduler ended 7 s ago").count() == 1
+    assert first.evaluate("one => one.isConnected"), "a screen reader would read it again"
+
+
 def test_what_is_not_known_says_so(picture: Drawing) -> None:
     device = dataclasses.replace(drawing.gpu(1, 0), utilization=None, memory_used=None, power=None)
     picture.draw(drawing.snapshot(time_left=None, devices=[device], problem="the queue does not answer"))

@@ -454,27 +454,25 @@ function groupWords(group) {
 }
 
 function messages() {
-  const element = el("div");
-  let before = "";
+  const alert = el("div", { role: "alert" });
+  const others = el("div");
+  const before = new Map();
+  function show(place, lines) {
+    if (JSON.stringify(lines) === before.get(place)) return; // a screen reader reads it once
+    before.set(place, JSON.stringify(lines));
+    replace(place, ...lines.map(([kind, text]) => el("p", { class: `hpcgpu-${kind}` }, text)));
+  }
   function update(snapshot) {
-    const warnings = [
+    show(alert, [
       ...snapshot.groups.filter((group) => group.paused).map((group) => ["warning", `Group ${group.name} is paused: ${group.paused}`]),
-      ...(snapshot.restart ?? []).map((text) => ["warning", text]),
       ...(snapshot.end ? [["warning", snapshot.end]] : []),
       ...snapshot.warnings.map((text) => ["warning", text]),
       ...(snapshot.problem ? [["warning", snapshot.problem]] : []),
-    ];
-    const groups = snapshot.groups.map((group) => ["group", groupWords(group)]);
-    const all = [...warnings, ...groups];
-    if (JSON.stringify(all) === before) return; // a screen reader reads it once
-    before = JSON.stringify(all);
-    replace(
-      element,
-      el("div", { role: "alert" }, ...warnings.map(([kind, text]) => el("p", { class: `hpcgpu-${kind}` }, text))),
-      ...groups.map(([kind, text]) => el("p", { class: `hpcgpu-${kind}` }, text)),
-    );
+    ]);
+    // how long the restart takes changes with each snapshot, so it is no alert
+    show(others, [...(snapshot.restart ?? []).map((text) => ["warning", text]), ...snapshot.groups.map((group) => ["group", groupWords(group)])]);
   }
-  return { element, update };
+  return { element: el("div", {}, alert, others), update };
 }
 
 // ---- the log of a job
