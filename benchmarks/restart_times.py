@@ -86,16 +86,7 @@ def run(case: str, queue_seconds: int, place: Path) -> dict[str, dict[str, float
             pid = client.run_on_scheduler(os.getpid)
             if case not in ("free", "walltime", "killed"):
                 cluster.detach()
-            if case.startswith("held"):
-                wait_for_held(name, queue_seconds)
-            if case == "held, waits anew":
-                [held] = [job.id for job in listed() if job.name.startswith(f"{name}-s") and job.state == "PENDING"]
-                again = f"StartTime=now+{queue_seconds}"
-                subprocess.run(["scontrol", "update", f"JobId={held}", again], check=True)
-            if not case.startswith("walltime"):
-                os.kill(pid, signal.SIGKILL)
-            while lives(pid):
-                time.sleep(0.05)
+            end_scheduler(case, name, queue_seconds, pid)
             ended = time.time()
             print(f"{time.strftime('%T')} {case}: the scheduler has ended", flush=True)
             next_one = until_complete(client, ended)
@@ -116,6 +107,19 @@ def run(case: str, queue_seconds: int, place: Path) -> dict[str, dict[str, float
     finally:
         subprocess.run([sys.executable, "-m", "hpcgpu", "stop", str(place / "clusters" / name)])
         recorder.end()
+
+
+def end_scheduler(case: str, name: str, queue_seconds: int, pid: int) -> None:
+    """Let the scheduler of a cluster end as in this case, and wait until its process has ended."""
+    if case.startswith("held"):
+        wait_for_held(name, queue_seconds)
+    if case == "held, waits anew":
+        [held] = [job.id for job in listed() if job.name.startswith(f"{name}-s") and job.state == "PENDING"]
+        subprocess.run(["scontrol", "update", f"JobId={held}", f"StartTime=now+{queue_seconds}"], check=True)
+    if not case.startswith("walltime"):
+        os.kill(pid, signal.SIGKILL)
+    while lives(pid):
+        time.sleep(0.05)
 
 
 def lives(pid: int) -> bool:
