@@ -146,7 +146,9 @@ class ClusterDirectory(Contacts, Journal, Managers):
 
     def how_it_ended(self) -> str:
         """Return the sentence that the cluster has ended, and why."""
-        return self.why_ended() or f"cluster {self.path.name} was closed; its logs are in {self.logs}"
+        if why := self.why_ended():
+            return f"cluster {self.path.name} has ended: {why}"
+        return f"cluster {self.path.name} was closed; its logs are in {self.logs}"
 
     def claim_notice(self, event: str) -> bool:
         """Record that a notice of an event is sent; return True if it is the first one, or if that is not known."""

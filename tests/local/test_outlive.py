@@ -205,7 +205,7 @@ def test_without_waiting_a_scheduler_that_dies_is_told(
     with pytest.raises(ClusterError, match="dies-scheduler"):
         cluster.wait_for_workers(1)
     assert live(queue) == [blocker]
-    with pytest.raises(ClusterError, match="cluster dies was closed"):
+    with pytest.raises(ClusterError, match="cluster dies has ended: Cluster failed to start: scheduler job"):
         hpcgpu.connect("dies", quiet=True)
     queue.cancel([blocker])
 
