@@ -57,9 +57,7 @@ def run(case: str, queue_seconds: int, place: Path) -> dict[str, dict[str, float
 
     warnings.simplefilter("ignore")
     recorder, name = Recorder(place), place.name
-    options: dict[str, Any] = (
-        {"queue": "shared", "walltime": "00:12:00"} if case.startswith("walltime") else {"queue": "shared"}
-    )
+    options = {"queue": "shared"} | ({"walltime": "00:12:00"} if case.startswith("walltime") else {})
     try:
         began = time.time()
         cluster = SlurmGPUCluster(
@@ -100,13 +98,18 @@ def run(case: str, queue_seconds: int, place: Path) -> dict[str, dict[str, float
                 start, stop = job.times
                 if job.is_scheduler and job.name != f"{name}-scheduler" and 0 < start < ended:
                     next_one["schedulers"] += min(stop, ended) - start
-            for job in sorted(jobs):
-                times = ", ".join(f"{at - ended:.0f}" for at in job.times)
-                print(f"  {job.id} {job.name} {job.state}, submit {job.submit[-8:]}, from the end: {times}", flush=True)
+            show(jobs, ended)
         return {"a new cluster": new, "the next scheduler": next_one}
     finally:
         subprocess.run([sys.executable, "-m", "hpcgpu", "stop", str(place / "clusters" / name)])
         recorder.end()
+
+
+def show(jobs: list[Job], ended: float) -> None:
+    """Print the jobs of a cluster, with their times from the end of its scheduler."""
+    for job in sorted(jobs):
+        times = ", ".join(f"{at - ended:.0f}" for at in job.times)
+        print(f"  {job.id} {job.name} {job.state}, submit {job.submit[-8:]}, from the end: {times}", flush=True)
 
 
 def end_scheduler(case: str, name: str, queue_seconds: int, pid: int) -> None:
