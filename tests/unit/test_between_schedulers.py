@@ -20,7 +20,7 @@ from hpcgpu.dask_scheduler.rpc_types import ManagerState, SchedulerState
 from hpcgpu.display.job_info import JobInfo
 from hpcgpu.existing_clusters import snapshot
 from hpcgpu.existing_clusters.between_schedulers import between_schedulers, next_scheduler_job
-from hpcgpu.manager import manager
+from hpcgpu.manager import answer_clients
 from hpcgpu.runtime.scheduler_connection import answer_of
 from hpcgpu.store import certificates_and_keys, saved_options
 from hpcgpu.store.cluster_json import FORMAT
@@ -187,5 +187,5 @@ async def test_a_client_of_the_program_that_has_left_the_cluster_waits_for_the_s
             directory.publish(Contact(token="t", job_id="3", workers="tls://127.0.0.1:2", client="tls://127.0.0.1:2"))
 
     monkeypatch.setattr(lost_scheduler.asyncio, "sleep", sleep)
-    found = await manager._next_address(lambda: state, directory, "tls://127.0.0.1:1", "1")  # type: ignore[arg-type]
+    found = await answer_clients._next_address(lambda: state, directory, "tls://127.0.0.1:1", "1")  # type: ignore[arg-type]
     assert found == "tls://127.0.0.1:2"
