@@ -347,7 +347,7 @@ def test_workers_end_when_their_cluster_has_another_scheduler(
 
     monkeypatch.setattr(next_scheduler.time, "sleep", sleep)
     monkeypatch.setattr(next_scheduler.os, "kill", lambda *sent: signals.append(sent))
-    next_scheduler._watch(directory, "tcp://a:1")
+    next_scheduler._watch(directory, Contact(token=directory.token(), workers="tcp://a:1", client="tcp://a:1"))
     assert signals == [(os.getpid(), signal.SIGTERM)]
     assert looks == contacts[:7], "after three looks in a row that show the other one"
 
@@ -427,7 +427,7 @@ def test_the_credentials_of_a_cluster_in_one_job_are_valid_as_long_as_the_job(
 
     own = OwnJob(job_id="1", name="demo", end=end if end_from == "the environment" else None)
     credentials_of_job.make_credentials(directory, own, Queue())
-    valid = 365 * day if end_from == "nowhere" else 3600 + day  # a day, because clocks differ
+    valid = 3650 * day if end_from == "nowhere" else 3600 + day  # a day, because clocks differ
     assert not certificates_and_keys.problem(directory, now=now + valid - 60)
     assert "expired on" in certificates_and_keys.problem(directory, now=now + valid + 60)
 
