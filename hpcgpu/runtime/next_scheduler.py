@@ -117,7 +117,7 @@ def _watch(directory: ClusterDirectory, served: Contact) -> None:
     while others < _LOOKS:
         time.sleep(_INTERVAL)
         contact = directory.contact()
-        others = others + 1 if contact is not None and _is_another(contact, served.workers) else 0
+        others = others + 1 if contact is not None and _is_another(contact, served.workers, served.job_id) else 0
     print("hpcgpu: the cluster has another scheduler: the workers of this job end", file=sys.stderr, flush=True)
     _own_signals.append(signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -164,12 +164,12 @@ def _follows(path: Path, address: str) -> bool:
     managed = manager is not None and not (manager.left and directory.detached)
     if not managed and not waits_to_follow(directory.submits(), _served[-1]):  # no other one comes
         return False
-    return contact is None or _is_another(contact, address) or not _lives(contact, directory)
+    return contact is None or _is_another(contact, address, _served[-1]) or not _lives(contact, directory)
 
 
-def _is_another(contact: Contact, address: str) -> bool:
-    """Whether it is not the contact of the scheduler that the workers had: the next one may have the same port."""
-    return contact.workers != address or (_served[-1] != "" and contact.job_id != _served[-1])
+def _is_another(contact: Contact, address: str, job_id: str) -> bool:
+    """Whether it is not the contact of this scheduler. The next one may have the same port; the job may be unknown."""
+    return contact.workers != address or job_id not in ("", contact.job_id)
 
 
 def _lives(contact: Contact, directory: ClusterDirectory) -> bool:

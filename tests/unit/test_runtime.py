@@ -347,7 +347,8 @@ def test_workers_end_when_their_cluster_has_another_scheduler(
 
     monkeypatch.setattr(next_scheduler.time, "sleep", sleep)
     monkeypatch.setattr(next_scheduler.os, "kill", lambda *sent: signals.append(sent))
-    next_scheduler._watch(directory, Contact(token=directory.token(), workers="tcp://a:1", client="tcp://a:1"))
+    served = Contact(token=directory.token(), job_id="2", workers="tcp://a:1", client="tcp://a:1")
+    next_scheduler._watch(directory, served)
     assert signals == [(os.getpid(), signal.SIGTERM)]
     assert looks == contacts[:7], "after three looks in a row that show the other one"
 
