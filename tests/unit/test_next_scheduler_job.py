@@ -136,7 +136,7 @@ async def test_it_takes_over_and_only_a_failure_counts(site: Site, end: JobState
 async def test_jobs_that_fail_at_their_start_follow_with_pauses(site: Site) -> None:
     async def comes(name: str) -> None:
         async with asyncio.timeout(30):
-            while name not in live(site):
+            while name not in live(site) or site.registry.jobs[name].job_id is None:
                 await asyncio.sleep(0.05)
 
     site.client.listening = False
