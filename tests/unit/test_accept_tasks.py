@@ -50,9 +50,8 @@ async def test_a_worker_that_is_paused_because_its_memory_is_full_refuses_tasks_
         extension, state = Extension(scheduler, None), scheduler.workers[worker.address]
         worker.status = Status.paused
         await until(lambda: state.status is Status.paused)
-        await extension.refuse_tasks(["full"])
-        await until(lambda: worker.status is Status.closing_gracefully)
-        assert state.status is Status.closing_gracefully
+        await extension.refuse_tasks(["full"])  # Dask may just have reported that the memory has room again
+        await until(lambda: worker.status is state.status is Status.closing_gracefully)
 
 
 async def test_a_worker_that_closes_does_not_accept_tasks_again() -> None:
