@@ -44,14 +44,16 @@ async def test_a_retiring_worker_and_one_that_refuses_tasks_accept_tasks_again_w
 async def test_a_worker_that_is_paused_because_its_memory_is_full_refuses_tasks_too() -> None:
     async with (
         Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
-        Worker(scheduler.address, nthreads=1, name="full", dashboard=False) as worker,
+        # without a limit, Dask does not look whether the memory has room again
+        Worker(scheduler.address, nthreads=1, name="full", memory_limit=0, dashboard=False) as worker,
     ):
         accept_tasks.obey(worker)
         extension, state = Extension(scheduler, None), scheduler.workers[worker.address]
         worker.status = Status.paused
         await until(lambda: state.status is Status.paused)
-        await extension.refuse_tasks(["full"])  # Dask may just have reported that the memory has room again
-        await until(lambda: worker.status is state.status is Status.closing_gracefully)
+        await extension.refuse_tasks(["full"])
+        await until(lambda: worker.status is Status.closing_gracefully)
+        assert state.status is Status.closing_gracefully
 
 
 async def test_a_worker_that_closes_does_not_accept_tasks_again() -> None:
