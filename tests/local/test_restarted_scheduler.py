@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -487,19 +487,28 @@ def test_the_scheduler_ends_while_a_program_takes_the_cluster_over(
     assert live(queue) == []
 
 
+def attach_and_end_scheduler(
+    client: Client, queue: LocalQueue, until: Until, fails: Exception | None = None
+) -> Callable[..., Awaitable[Any]]:
+    """Return what takes a cluster over, after which its scheduler ends, and perhaps the program fails."""
+    attach, scheduler = start_cluster.attach, client.run_on_scheduler(os.getpid)
+
+    async def then_ends(*arguments: Any) -> Any:
+        following = await attach(*arguments)
+        os.kill(scheduler, signal.SIGTERM)
+        until(lambda: len(live(queue)) == 1, "the queue reports its end")
+        if fails is not None:
+            raise fails
+        return following
+
+    return then_ends
+
+
 def test_the_scheduler_ends_when_a_program_has_just_taken_the_cluster_over(
     queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, until: Until
 ) -> None:
     client = leave_by_kill()
-    attach, scheduler = start_cluster.attach, client.run_on_scheduler(os.getpid)
-
-    async def ends_after_that(*arguments: Any) -> Any:
-        following = await attach(*arguments)
-        os.kill(scheduler, signal.SIGTERM)
-        until(lambda: len(live(queue)) == 1, "the queue reports its end")
-        return following
-
-    monkeypatch.setattr(start_cluster, "attach", ends_after_that)
+    monkeypatch.setattr(start_cluster, "attach", attach_and_end_scheduler(client, queue, until))
     with client, told(GONE), LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster:
         cluster.wait_for_workers(1)
         assert client.submit(pow, 2, 5).result(timeout=60) == 32
@@ -530,18 +539,11 @@ def test_the_scheduler_ends_while_a_program_takes_the_cluster_over_and_that_prog
 ) -> None:
     """The worker jobs wait for another program, as if that one had been killed."""
     client = leave_by_kill()
-    attach, scheduler = start_cluster.attach, client.run_on_scheduler(os.getpid)
-
-    async def ends_after_that(*arguments: Any) -> Any:
-        await attach(*arguments)
-        os.kill(scheduler, signal.SIGTERM)
-        until(lambda: len(live(queue)) == 1, "the queue reports its end")
-        raise ClusterError("the program fails")
-
+    fails = attach_and_end_scheduler(client, queue, until, ClusterError("the program fails"))
     [launcher] = client.run(os.getpid, nanny=True).values()
     with client:
         with monkeypatch.context() as patch:
-            patch.setattr(start_cluster, "attach", ends_after_that)
+            patch.setattr(start_cluster, "attach", fails)
             os.kill(launcher, signal.SIGSTOP)  # it looks when that program has left the cluster
             with pytest.raises(ClusterError, match="demo cannot be taken over: the program fails"):
                 LocalGPUCluster.from_name("demo", shutdown_on_close=True)
