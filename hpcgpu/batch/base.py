@@ -185,10 +185,14 @@ class BatchSystem(ABC):
         Name of its `System`.
     remembers : bool
         It keeps the record of a job so long that a job without a record was certainly never submitted.
+    waits_for_end : bool
+        A job can wait in the queue for the end of another, see `After`. Without it no scheduler job is kept waiting for
+        the end of one whose manager has left.
     """
 
     name: str
     remembers: bool = False
+    waits_for_end: bool = True
 
     @abstractmethod
     def check(self) -> None:

@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcgpu.batch.system_registry import System, systems
+from hpcgpu.batch import packages_of_others
+from hpcgpu.batch.system_registry import System, names, systems
 from hpcgpu.errors import BatchError
 
 
@@ -19,7 +20,7 @@ class Detected:
     system : System or None
         The batch system that answers.
     silent : sequence of str
-        A sentence for each system that is installed and does not answer.
+        A sentence for each system that is installed and does not answer, or that needs a package.
     """
 
     system: System | None
@@ -38,4 +39,4 @@ def detect() -> Detected:
             silent.append(f"`{system.command}` is installed, but {system.title} cannot be used: {error}")
         else:
             return Detected(system, silent)
-    return Detected(None, silent)
+    return Detected(None, [*silent, *packages_of_others.found_here(names())])

@@ -58,6 +58,9 @@ class Syntax:
         Options that a user's own directive must not set, and why.
     keyed : collection of str
         Options whose values have a name, which is then a part of the option: ``-l`` of ``-l walltime=1:00``.
+    assigned : bool
+        Directives are assignments, ``name = value``. Templates write the names in lower case; users may write them in
+        either. A user's own value is written as it is, because it may be an expression.
     few : bool
         The batch system has few options. So a user may skip directives that it does not have, which are for another
         batch system.
@@ -71,6 +74,7 @@ class Syntax:
     quote: Callable[[object], str] = quoted
     refused: Mapping[str, str] = field(default_factory=dict)
     keyed: Collection[str] = ()
+    assigned: bool = False
     few: bool = False
     filters: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     names: Mapping[str, object] = field(default_factory=dict)
@@ -79,8 +83,10 @@ class Syntax:
     def option(self, text: str) -> str:
         """Return the name of the option that a directive sets.
 
-        It is ``--mem`` for ``--mem=0``, and ``-l walltime`` for ``-l walltime=1:00``.
+        It is ``--mem`` for ``--mem=0``, ``-l walltime`` for ``-l walltime=1:00``, and ``rank`` for ``Rank = Memory``.
         """
+        if self.assigned:
+            return text.split("=", 1)[0].strip().lower()
         words = text.split("=", 1)[0].split()
         if words and words[0][:2] in self.keyed:
             return " ".join([words[0][:2], *filter(None, [words[0][2:]]), *words[1:2]])
@@ -93,9 +99,14 @@ def parse_directive(text: str, syntax: Syntax) -> tuple[str, str | None]:
     Raises
     ------
     OptionError
-        It does not begin with an option.
+        It does not begin with an option, or is not an assignment where directives are assignments.
     """
     text = text.strip()
+    if syntax.assigned:
+        match = re.fullmatch(r"(\+?[A-Za-z_][\w.]*)\s*=\s*(.*[^\\])", text, re.ASCII)
+        if match is None:
+            raise OptionError(f"job_extra_directives: {text!r} is not an assignment, such as 'name = value'")
+        return match[1].lower(), match[2]
     if not text.startswith("-") or text.strip("-") == "":
         raise OptionError(
             f"job_extra_directives: {text!r} does not begin with an option, such as '--exclusive' or '-C gpu'"
@@ -130,7 +141,7 @@ def _dashed(item: str, syntax: Syntax) -> str:
     ``mem`` is ``--mem``, for PBS ``-l mem``; ``n`` is ``-n``.
     """
     name = item.strip()
-    if name.startswith("-") or not name:
+    if syntax.assigned or name.startswith("-") or not name:
         return name
     if len(name.split("=", 1)[0]) == 1:
         return f"-{name}"
@@ -207,6 +218,8 @@ class Directives:
         return "\n".join(lines)
 
     def _line(self, option: str, value: object) -> str:
+        if self.syntax.assigned:
+            return f"{self.syntax.prefix} {option} = {self.syntax.quote(value)}"
         if value is None:
             return f"{self.syntax.prefix} {option}"
         if " " in option:  # -l walltime

@@ -33,11 +33,13 @@ class SystemName(_ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name, or fail with a list of the valid names."""
+        from hpcgpu.batch.packages_of_others import advice
         from hpcgpu.batch.system_registry import incomplete
 
         if value not in self._names():
             listed = f"{value!r} is not one of {', '.join(map(repr, self._names()))}."
-            self.fail(incomplete(value) or listed, param, ctx)
+            more = f" {hint[0].upper()}{hint[1:]}" if (hint := advice(value)) else ""
+            self.fail(incomplete(value) or f"{listed}{more}", param, ctx)
         return str(value)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:

@@ -5,6 +5,7 @@ installed.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,21 @@ def test_a_slurm_that_is_only_installed_is_reported_and_a_pbs_that_answers_is_ta
     silence(site)
     assert chosen_system("auto") == "pbs"
     assert "`sbatch` is installed, but Slurm cannot be used: `squeue` failed" in capsys.readouterr().err
+
+
+def test_where_a_package_would_know_the_batch_system_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    condor_submit = tmp_path / "condor_submit"
+    condor_submit.write_text("#!/bin/sh\n")
+    condor_submit.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("hpcgpu.batch.detect.names", lambda: ["local", "pbs", "slurm"])
+    words = "`condor_submit` is here, but hpcgpu does not know its batch system: for htcondor, run: pip install hpcgpu-"
+    with pytest.raises(BatchError, match=re.escape(words)):
+        chosen_system("auto")
+    monkeypatch.setattr("hpcgpu.batch.detect.names", lambda: ["htcondor", "local", "pbs", "slurm"])
+    assert not detect().silent
 
 
 def test_when_none_answers_each_is_named_with_its_words_and_the_way_out(pbs: PBSSite, site: Site) -> None:

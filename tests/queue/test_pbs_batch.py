@@ -333,6 +333,16 @@ def test_the_imitations_of_others_are_told(
         batch.check()
 
 
+def test_a_qsub_of_a_batch_system_that_has_a_package_says_what_to_install(
+    batch: PBS, pbs: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcgpu.batch.pbs.client.names", lambda: ["local", "pbs", "slurm"])
+    pbs.replace("qstat", "#!/bin/sh\necho 'SGE 8.1.9'\n")
+    pbs.replace("qconf", "#!/bin/sh\n")
+    with pytest.raises(BatchError, match=r"`qconf` is here, .* for gridengine, run: pip install hpcgpu-gridengine"):
+        batch.check()
+
+
 def test_the_server_tells_which_queue_it_is(batch: PBS, pbs: Site) -> None:
     assert batch.identity() == "pbs01"
     pbs.set(down=True)

@@ -77,6 +77,14 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
         system("lsf")
 
 
+def test_a_name_that_a_package_would_bring_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(system_registry, "_others", dict)
+    with pytest.raises(OptionError, match=r"'gridengine': .*slurm; for gridengine, run: pip install hpcgpu-gridengine"):
+        system("gridengine")
+    with pytest.raises(click.BadParameter, match=r"'slurm'[.] For htcondor, run: pip install hpcgpu-htcondor"):
+        SystemName().convert("htcondor", None, None)
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [

@@ -166,7 +166,7 @@ def test_a_node_is_read_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     assert node.addresses["lo"] == "127.0.0.1"
     monkeypatch.setattr(protocol_and_interface.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(protocol_and_interface.resource, "getrlimit", lambda which: (8192, 8192))
+    monkeypatch.setattr("resource.getrlimit", lambda which: (8192, 8192))
     assert protocol_and_interface.locked_memory() == 8192
     monkeypatch.setattr(protocol_and_interface.os, "geteuid", lambda: 0)
     assert protocol_and_interface.locked_memory() is None, "root locks what it wants"

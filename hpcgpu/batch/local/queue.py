@@ -20,7 +20,6 @@ record. Linux only: process identity comes from ``/proc``.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib
 import json
 import os
@@ -255,6 +254,8 @@ class LocalQueue(BatchSystem):
     @contextlib.contextmanager
     def _locked(self, *, make: bool = True) -> Iterator[_Machine]:
         """Hold the lock of the queue; make the queue if it does not exist."""
+        import fcntl
+
         try:
             if make:
                 private_directory(self.directory)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
+from hpcgpu.batch import packages_of_others
 from hpcgpu.batch.base import After, JobState, JobStatus, OwnJob
 from hpcgpu.batch.command_batch import CommandBatch
 from hpcgpu.batch.estimate import Estimate
@@ -28,6 +29,7 @@ from hpcgpu.batch.pbs.reservations import Reservation, epoch, is_reservation, re
 from hpcgpu.batch.reasons import advice
 from hpcgpu.batch.recognise_own_scripts import is_job_script
 from hpcgpu.batch.run_command import Result, require, run
+from hpcgpu.batch.system_registry import names
 from hpcgpu.errors import BatchError
 from hpcgpu.posix.user import user_name
 
@@ -182,7 +184,9 @@ class PBS(CommandBatch):
         words = " ".join(f"{result.stdout} {result.stderr}".split())
         if "pbs_version" in words:  # "pbs_version = 23.06.06" [recorded]
             return
-        if shutil.which("sbatch") or "slurm" in words.lower():
+        if others := packages_of_others.found_here(names()):
+            whose = others[0]
+        elif shutil.which("sbatch") or "slurm" in words.lower():
             whose = "they look like Slurm's wrappers for PBS commands (slurm-wlm-torque): use SlurmGPUCluster"
         else:
             whose = (

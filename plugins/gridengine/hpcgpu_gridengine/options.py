@@ -1,0 +1,86 @@
+"""Options of Grid Engine's jobs, beside those that all batch systems share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hpcgpu.errors import OptionError
+from hpcgpu.options import values
+from hpcgpu.options.declare import option
+from hpcgpu.options.shared_options_and_defaults import JobOptions, SchedulerOptions, WorkerOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridEngineJobOptions(JobOptions):
+    """What a job requests from Grid Engine."""
+
+    instead: ClassVar[Mapping[str, str]] = {
+        "qos": "Grid Engine has none; many sites have a queue or a project instead: set queue or account",
+        "reservation": "write job_extra_directives=['-ar ID']",
+        "constraint": "write a resource of the site: job_extra_directives=['-l gpu_model=a100']",
+    }
+
+    parallel_environment: str = option(
+        "smp",
+        parse=values.word,
+        doc="Parallel environment (-pe) of a job of several cores on one node. It must keep all slots on one host "
+        "($pe_slots).",
+    )
+    gpu_resource: str = option(
+        "gpu", parse=values.word, inherited=True, doc="The site's name for GPUs (-l gpu=2), such as 'gpu' or 'ngpus'."
+    )
+    gpus_counted: str = option(
+        "node",
+        parse=values.choice("node", "slot"),
+        inherited=True,
+        doc="Whether the site counts the requested GPUs for each 'node' (consumable JOB or HOST in `qconf -sc`), or "
+        "for each 'slot' (consumable YES).",
+    )
+    memory_resource: str = option(
+        "h_vmem",
+        parse=values.word,
+        inherited=True,
+        doc="The site's name for memory, such as 'h_vmem' or 'mem_req'; it is requested for each slot. h_vmem limits "
+        "address space, of which CUDA reserves much more than it uses.",
+    )
+
+    def slots_gpus(self) -> int:
+        """Return the GPUs to request, as the site counts them."""
+        return self.gpus_per_node // (self.cores or 1) if self.gpus_counted == "slot" else self.gpus_per_node
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridEngineWorkerOptions(GridEngineJobOptions, WorkerOptions):
+    """A worker job on Grid Engine."""
+
+    nodes_environment: str | None = option(
+        parse=values.word,
+        doc="Parallel environment (-pe) of a job of several nodes. Its allocation rule must be the number of `cores`, "
+        "so that each node gives as many slots; and it must start processes on all of them (control_slaves TRUE).",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridEngineSchedulerOptions(GridEngineJobOptions, SchedulerOptions):
+    """The scheduler job on Grid Engine."""
+
+
+def check(job: GridEngineJobOptions, where: str) -> None:
+    """Refuse options that exclude one another.
+
+    Raises
+    ------
+    OptionError
+    """
+    if isinstance(job, GridEngineWorkerOptions) and job.nodes_per_job > 1 and not job.nodes_environment:
+        raise OptionError(
+            f"{where}nodes_per_job={job.nodes_per_job} needs nodes_environment: the parallel environment that gives "
+            "`cores` slots of each node (`qconf -spl` lists them, `qconf -sp NAME` shows one)"
+        )
+    if job.gpus_counted == "slot" and job.gpu_request != "none" and job.gpus_per_node % (job.cores or 1):
+        raise OptionError(
+            f"{where}gpus_per_node={job.gpus_per_node} with gpus_counted='slot' must be a multiple of the slots, "
+            f"which are cores={job.cores or 1}"
+        )

@@ -1,0 +1,347 @@
+"""A real Grid Engine on one machine, for the tests: a qmaster and an execd of this user, from a directory.
+
+    python gridengine_bed.py install       # Debian 12: the packages, unpacked into a directory; nothing is installed
+    python gridengine_bed.py start DIR
+    eval "$(python gridengine_bed.py env DIR)"
+    python gridengine_bed.py stop DIR
+
+The packages are only unpacked: an installed ``qsub`` would be found by the tests of other batch systems. The daemons
+look for one library in /usr/lib/gridengine, so `install` makes a link of that name, as root.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+PACKAGES = ("gridengine-master", "gridengine-exec", "gridengine-client", "gridengine-common", "libjemalloc2")
+UNPACKED = Path(os.environ.get("HPCGPU_TEST_GRIDENGINE", "/var/tmp/hpcgpu-gridengine-8.1.9"))
+#: Where the daemons look for the library that writes their files.
+FIXED = Path("/usr/lib/gridengine")
+COMMANDS = ("qsub", "qstat", "qdel", "qhold", "qrls", "qacct", "qconf", "qalter", "qmod", "qhost")
+HOST = "localhost"
+#: Queues, with the longest walltime of a job. One says to its jobs which GPUs they have, as sites with RSMAP do.
+QUEUES = {"gpu.q": "24:0:0", "short.q": "0:10:0"}
+NUMBERED = {"short.q": "2 3"}
+#: Parallel environments, with the number of slots that they take of a host.
+ENVIRONMENTS = {"smp": "$pe_slots", "mpi": "$fill_up"}
+#: It schedules each second, collects what `qstat -j` says, and writes its accounting at once.
+SCHEDULING = {
+    "schedule_interval": "0:0:1",
+    "flush_submit_sec": "1",
+    "flush_finish_sec": "1",
+    "schedd_job_info": "true",
+}
+GLOBAL = {
+    "min_uid": "0",
+    "min_gid": "0",
+    "administrator_mail": "none",
+    "mailer": "/bin/true",
+    "load_report_time": "00:00:05",
+    "reporting_params": "accounting=true reporting=false flush_time=00:00:01 accounting_flush_time=00:00:00",
+}
+
+
+class BedError(Exception):
+    """The bed cannot do what is asked for."""
+
+
+def why_not() -> str:
+    """Why no Grid Engine can be started here; empty if one can."""
+    if not (UNPACKED / "usr/lib/gridengine/sge_qmaster").exists() or not (FIXED / "libspoolc.so").exists():
+        return "its packages are not there: python plugins/gridengine/tests/gridengine_bed.py install"
+    return ""
+
+
+def install() -> None:
+    """Unpack Debian's packages, if they are not there."""
+    if not why_not():
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["apt-get", "download", "-qq", *PACKAGES], cwd=folder, check=True)
+        for package in Path(folder).glob("*.deb"):
+            subprocess.run(["dpkg", "-x", str(package), str(UNPACKED)], check=True)
+    if not FIXED.exists():
+        sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
+        subprocess.run([*sudo, "ln", "-sfn", str(UNPACKED / "usr/lib/gridengine"), str(FIXED)], check=True)
+
+
+def wait_for(met: Callable[[], bool], what: str, timeout: float = 60) -> None:
+    """Return once `met()` holds."""
+    deadline = time.monotonic() + timeout
+    while not met():
+        if time.monotonic() > deadline:
+            raise BedError(f"{what}: not within {timeout:g} s")
+        time.sleep(0.1)
+
+
+def free_port() -> int:
+    """A port that nothing on this machine listens on."""
+    while True:
+        port = random.randrange(12000, 32000)
+        with socket.socket() as tried, suppress(OSError):
+            tried.bind(("127.0.0.1", port))
+            return port
+
+
+def changed(text: str, values: dict[str, str]) -> str:
+    """A configuration as qconf prints it, with other values."""
+    for name, value in values.items():
+        text = re.sub(rf"^{name}(\s).*(\n +.*)*$", rf"{name} {value}", text, flags=re.MULTILINE)
+    return text
+
+
+class GridEngineBed:
+    """One Grid Engine, in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.cell = directory / "default"
+        self.programs = UNPACKED / "usr/lib/gridengine"
+
+    def environment(self) -> dict[str, str]:
+        """What a process needs in its environment to use it."""
+        return {"PATH": f"{self.directory / 'commands'}:{os.environ['PATH']}"}
+
+    def start(self) -> None:
+        """Start qmaster and execd, and return when a job can run."""
+        self._write()
+        self.start_master()
+        self._configure()
+        self._daemon("sge_execd")
+        wait_for(lambda: "lx-" in self.call("qstat", "-f"), "the execution host answers")
+
+    def start_master(self) -> None:
+        """Start the qmaster, with the jobs that it knew."""
+        self._daemon("sge_qmaster")
+        wait_for(lambda: bool(self.call("qconf", "-sss", check=False).strip()), "the qmaster answers")
+
+    def stop_master(self) -> None:
+        """End the qmaster: jobs run on, and no command works."""
+        self._end("sge_qmaster")
+
+    def stop(self) -> None:
+        """Cancel all jobs and end the daemons."""
+        with suppress(BedError):
+            self.cancel_all()
+        self._end("sge_execd")
+        self._end("sge_qmaster")
+
+    def jobs(self) -> dict[str, str]:
+        """The state of each job, in Grid Engine's letters."""
+        lines = self.call("qstat", "-u", "*").splitlines()
+        return {words[0]: words[4] for line in lines if len(words := line.split()) > 5 and words[0].isdigit()}
+
+    def cancel_all(self) -> None:
+        """Cancel each job, and wait for their end."""
+        if jobs := self.jobs():
+            self.call("qdel", *jobs, check=False)
+            wait_for(lambda: not self.jobs(), "no job is left")
+
+    def call(self, command: str, *arguments: str, check: bool = True) -> str:
+        """The output of one of its commands."""
+        done = subprocess.run(
+            [str(self.directory / "commands" / command), *arguments], capture_output=True, text=True, timeout=60
+        )
+        if check and done.returncode:
+            raise BedError(f"{command} {' '.join(arguments)}: {done.stderr or done.stdout}")
+        return done.stdout
+
+    def set_global(self, **values: str) -> None:
+        """Change values of its global configuration, such as max_u_jobs."""
+        (self.directory / "own").mkdir(exist_ok=True)
+        path = self.directory / "own" / "global"  # qconf takes the name of the configuration from the file
+        path.write_text(changed(self.call("qconf", "-sconf"), values))
+        self.call("qconf", "-Mconf", str(path))
+
+    def set_quota(self, limit: str) -> None:
+        """Set a resource quota, such as ``users {*} to gpu=1``; none if it is empty."""
+        name, known = "few", "few" in self.call("qconf", "-srqsl", check=False)
+        if limit:
+            text = f"{{\nname {name}\ndescription none\nenabled TRUE\nlimit {limit}\n}}\n"
+            self._set("-Mrqs" if known else "-Arqs", text)
+        elif known:
+            self.call("qconf", "-drqs", name)
+
+    # -- within -------------------------------------------------------------------------------------------------------
+
+    def _own_environment(self) -> dict[str, str]:
+        return {
+            "SGE_ROOT": str(self.directory),
+            "SGE_CELL": "default",
+            "SGE_QMASTER_PORT": (self.directory / "ports").read_text().split()[0],
+            "SGE_EXECD_PORT": (self.directory / "ports").read_text().split()[1],
+            "LD_LIBRARY_PATH": f"{self.programs}:{UNPACKED}/usr/lib/x86_64-linux-gnu",
+        }
+
+    def _write(self) -> None:
+        """Make the directory anew."""
+        shutil.rmtree(self.directory, ignore_errors=True)
+        spool, common = self.cell / "spool/qmaster", self.cell / "common"
+        for path in (common, spool / "job_scripts", self.cell / "spool/execd", self.directory / "commands"):
+            path.mkdir(parents=True)
+        shared = UNPACKED / "usr/share/gridengine"
+        (self.directory / "util").symlink_to(shared / "util")
+        for folder in ("bin", "utilbin"):
+            (self.directory / folder).mkdir()
+            (self.directory / folder / "lx-amd64").symlink_to(self.programs)
+        (self.directory / "ports").write_text(f"{free_port()} {free_port()}")
+        (common / "act_qmaster").write_text(f"{HOST}\n")
+        (common / "host_aliases").write_text(f"{HOST} {socket.gethostname()}\n")
+        admin = getpass.getuser() if os.geteuid() else "none"
+        (common / "bootstrap").write_text(
+            f"admin_user {admin}\n"
+            "default_domain none\nignore_fqdn true\nspooling_method classic\nspooling_lib libspoolc\n"
+            f"spooling_params {common};{spool}\nbinary_path {self.directory}/bin\nqmaster_spool_dir {spool}\n"
+            "security_mode none\nlistener_threads 2\nworker_threads 2\nscheduler_threads 1\njvm_threads 0\n"
+        )
+        exports = "".join(f"export {name}='{value}'\n" for name, value in self._own_environment().items())
+        for command in COMMANDS:
+            script = self.directory / "commands" / command
+            script.write_text(f'#!/bin/sh\n{exports}exec {self.programs}/{command} "$@"\n')
+            script.chmod(0o755)
+        settings = changed(
+            (shared / "default-configuration").read_text(),
+            {**GLOBAL, "execd_spool_dir": str(self.cell / "spool/execd")},
+        )
+        (self.directory / "configuration").write_text(settings)
+        self._run("spoolinit", "classic", "libspoolc", f"{common};{spool}", "init")
+        self._run("spooldefaults.bin", "configuration", str(self.directory / "configuration"))
+        self._run("spooldefaults.bin", "complexes", str(shared / "util/resources/centry"))
+        self._run("spooldefaults.bin", "usersets", str(shared / "util/resources/usersets"))
+        self._run("spooldefaults.bin", "managers", getpass.getuser())
+
+    def _configure(self) -> None:
+        """Add the GPUs, the parallel environments and the queues."""
+        self._set("-Msconf", changed(self.call("qconf", "-ssconf"), SCHEDULING))
+        self._set("-Mc", self.call("qconf", "-sc") + "gpu gpu INT <= YES JOB 0 0\n")
+        self.call("qconf", "-as", HOST)
+        self._set("-Ae", changed(_HOST_ENTRY, {"hostname": HOST, "complex_values": "gpu=4"}))
+        for name, rule in ENVIRONMENTS.items():
+            self._set("-Ap", _ENVIRONMENT.format(name=name, rule=rule))
+        for name, walltime in QUEUES.items():
+            own = {
+                "qname": name,
+                "hostlist": HOST,
+                "slots": "16",
+                "pe_list": " ".join(ENVIRONMENTS),
+                "h_rt": walltime,
+                "shell": "/bin/bash",
+                "shell_start_mode": "unix_behavior",
+                "load_thresholds": "NONE",
+                "starter_method": self._starter(name),
+            }
+            self._set("-Aq", changed(self.call("qconf", "-sq"), own))
+
+    def _starter(self, queue: str) -> str:
+        """What starts the jobs of a queue."""
+        if queue not in NUMBERED:
+            return "NONE"
+        script = self.directory / f"start-{queue}"
+        script.write_text(f'#!/bin/sh\nexport SGE_HGR_gpu="{NUMBERED[queue]}"\nexec /bin/bash "$@"\n')
+        script.chmod(0o755)
+        return str(script)
+
+    def _set(self, option: str, text: str) -> None:
+        path = self.directory / "setting"
+        path.write_text(text)
+        self.call("qconf", option, str(path))
+
+    def _run(self, program: str, *arguments: str) -> None:
+        environment = os.environ | self._own_environment()
+        done = subprocess.run(
+            [str(self.programs / program), *arguments], capture_output=True, text=True, env=environment
+        )
+        if done.returncode:
+            raise BedError(f"{program}: {done.stderr or done.stdout}")
+
+    def _daemon(self, name: str) -> None:
+        """Start a daemon, which puts itself in the background."""
+        subprocess.run(
+            [str(self.programs / name)],
+            cwd=self.directory,
+            env={"PATH": os.defpath, "LANG": "C.UTF-8", **self._own_environment()},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            timeout=60,
+        )
+
+    def _end(self, name: str) -> None:
+        """End the daemon of that name that belongs to this directory."""
+        own = f"SGE_ROOT={self.directory}".encode()
+
+        def alive() -> list[int]:
+            found = []
+            for process in Path("/proc").glob("[0-9]*"):
+                with suppress(OSError):
+                    variables = (process / "environ").read_bytes().split(b"\0")
+                    if (process / "comm").read_text().strip() == name and own in variables:
+                        found.append(int(process.name))
+            return found
+
+        for pid in alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        wait_for(lambda: not alive(), f"{name} ends")
+
+
+_HOST_ENTRY = """\
+hostname template
+load_scaling NONE
+complex_values NONE
+user_lists NONE
+xuser_lists NONE
+projects NONE
+xprojects NONE
+usage_scaling NONE
+report_variables NONE
+"""
+_ENVIRONMENT = """\
+pe_name {name}
+slots 999
+user_lists NONE
+xuser_lists NONE
+start_proc_args NONE
+stop_proc_args NONE
+allocation_rule {rule}
+control_slaves TRUE
+job_is_first_task TRUE
+urgency_slots min
+accounting_summary FALSE
+qsort_args NONE
+"""
+
+
+def main() -> None:
+    """The command line."""
+    action, *arguments = sys.argv[1:] or ["why-not"]
+    if action == "install":
+        return install()
+    if action == "why-not":
+        sys.exit(why_not())
+    bed = GridEngineBed(Path(arguments[0]).resolve())
+    if action == "env":
+        print("".join(f"export {name}='{value}'\n" for name, value in bed.environment().items()))
+    else:
+        getattr(bed, action.replace("-", "_"))()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (BedError, subprocess.SubprocessError) as error:
+        sys.exit(f"bed: {error}")

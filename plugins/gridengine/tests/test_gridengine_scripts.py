@@ -1,0 +1,61 @@
+"""The scripts of Grid Engine's jobs, as a user gets them from the commands."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import PLUGIN, Run
+
+
+def test_a_script_requests_what_the_user_wants(cli: Run, tmp_path: Path) -> None:
+    wanted = "--gpus-per-node 2 --cores 8 --memory 64GiB --walltime 2h --queue gpu.q --account proj"
+    done = cli("render", "gridengine", *wanted.split(), "-o", str(tmp_path / "demo"))
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "demo" / "worker.sge").read_text().splitlines()
+    assert [line for line in lines if line.startswith("#$")] == [
+        "#$ -N demo",
+        f'#$ -o "{tmp_path}/demo/logs/$JOB_NAME-$JOB_ID.log"',
+        "#$ -j y",
+        "#$ -q gpu.q",
+        "#$ -P proj",
+        "#$ -l h_rt=2:00:00",
+        "#$ -pe smp 8",
+        "#$ -l gpu=2",
+        "#$ -l h_vmem=8192M",
+        "#$ -S /bin/bash",
+        "#$ -r n",
+        "#$ -w e",
+    ]
+    if shutil.which("shellcheck"):
+        scripts = [str(tmp_path / "demo" / name) for name in ("worker.sge", "scheduler.sge", "launch.sh", "stop.sh")]
+        checked = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True)
+        assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--nodes-per-job 2", "nodes_environment"),
+        ("--gpus-counted slot --gpus-per-node 1 --cores 8", "gpus_counted"),
+        ("--qos high", "set queue or account"),
+    ],
+)
+def test_what_grid_engine_cannot_serve_is_refused(cli: Run, tmp_path: Path, options: str, words: str) -> None:
+    done = cli("render", "gridengine", *options.split(), "-o", str(tmp_path / "demo"))
+    assert done.returncode == 2 and words in done.stderr
+
+
+def test_a_job_of_several_nodes_counts_the_slots_of_all(cli: Run, tmp_path: Path) -> None:
+    options = "--nodes-per-job 3 --nodes-environment mpi4 --cores 4 --gpus-per-node 4 --gpus-counted slot"
+    done = cli("render", "gridengine", *options.split(), "-o", str(tmp_path / "demo"))
+    assert done.returncode == 0, done.stderr
+    script = (tmp_path / "demo" / "worker.sge").read_text()
+    assert "#$ -pe mpi4 12\n" in script and "#$ -l gpu=1\n" in script and 'qrsh" -inherit -nostdin' in script
+
+
+def test_the_types_of_the_options_are_up_to_date(run: Run) -> None:
+    made = run("-m", "hpcgpu.configuration.signatures", "gridengine")
+    assert made.stdout == (PLUGIN / "hpcgpu_gridengine" / "typed.py").read_text(), made.stderr

@@ -1,0 +1,82 @@
+"""What HTCondor's own words mean: why a job waits, why a submit was refused, and how a job ended. Pure.
+
+A hold is written ``hold CODE: words``, with HTCondor's HoldReasonCode.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from hpcgpu.batch.base import JobState, Outlook, Reasons
+
+#: The first that is found counts.
+_PENDING = [
+    (r"hold (1|15):", Outlook.NEVER, "it is held: release it with `condor_release`, or ask who holds it"),
+    (r"hold (3|26):", Outlook.NEVER, "a policy of the site holds it"),
+    (r"hold ", Outlook.NEVER, "HTCondor holds it: mend what it names, and remove it with `condor_rm`"),
+    (r"no machine of the pool", Outlook.NEVER, "it can never start: request less"),
+    (r"concurrency limit", Outlook.LIMIT, "a limit of the pool (`concurrency_limits`) is reached: other jobs must end"),
+    (
+        r".*(group quota|submitter limit)",
+        Outlook.LIMIT,
+        "the quota of its accounting group is used: other jobs must end",
+    ),
+    (r"insufficient priority|PREEMPTION", Outlook.WAIT, "jobs of others have priority (`condor_userprio` shows it)"),
+    (r"no match found", Outlook.WAIT, "no free slot has what it requests: `condor_q -better-analyze` says more"),
+    (r".*", Outlook.WAIT, "the batch system does not run it yet"),
+]
+_COULD_NOT_START = "HTCondor could not start its script"
+_NO_FILES = "its machine cannot reach the files: all machines must share the filesystem of the cluster directory"
+
+REASONS = Reasons(
+    pending=lambda reason: next(
+        ((outlook, sentence) for pattern, outlook, sentence in _PENDING if re.match(pattern, reason)), None
+    ),
+    failed={"hold 6": _COULD_NOT_START, "hold 7": _NO_FILES, "hold 8": _NO_FILES, "hold 14": _NO_FILES},
+    refused=[
+        (r"Requirements", "check `requirements`, an expression of HTCondor"),
+        (r"request_?cpus", "check `cores`"),
+        (r"request_?memory", "check `memory`"),
+        (r"request_?gpus", "check `gpus_per_node`"),
+        (r"accounting_?group", "check `account`, which is HTCondor's accounting group"),
+        (r"Parse error", "check `job_extra_directives`"),
+    ],
+)
+#: How a job ended whose hold has this code.
+_HOLDS = {
+    1: JobState.CANCELLED,
+    34: JobState.OUT_OF_MEMORY,
+    46: JobState.TIMEOUT,
+    47: JobState.TIMEOUT,
+}
+
+
+def hold(job: Mapping[str, Any], prefix: str = "") -> str:
+    """Return the hold of a job in words; empty if it has none."""
+    code = job.get(f"{prefix}HoldReasonCode")
+    return f"hold {code}: {job.get(f'{prefix}HoldReason', '')}" if code is not None else ""
+
+
+def ending(job: Mapping[str, Any]) -> tuple[JobState, str]:
+    """Return how a job ended, and HTCondor's words. In the queue it has ended if it is held or idle again."""
+    status = job.get("JobStatus")
+    if status == 4:
+        code = exit_code(job)
+        return (JobState.COMPLETED if code == 0 else JobState.FAILED), ""
+    if status == 5:
+        return _HOLDS.get(job.get("HoldReasonCode", 0), JobState.FAILED), hold(job)
+    removed = str(job.get("RemoveReason", ""))
+    if status == 3 and "PeriodicRemove" not in removed:  # by a user, or by the site
+        return JobState.CANCELLED, removed
+    if job.get("LastHoldReasonCode") is not None:
+        return _HOLDS.get(job["LastHoldReasonCode"], JobState.FAILED), hold(job, "Last")
+    return JobState.PREEMPTED, str(job.get("VacateReason") or "its machine was taken away")
+
+
+def exit_code(job: Mapping[str, Any]) -> int | None:
+    """Return the exit code of a job's script, 128 + N if signal N ended it; None if HTCondor does not say it."""
+    if job.get("ExitBySignal") is True and isinstance(job.get("ExitSignal"), int):
+        return 128 + int(job["ExitSignal"])
+    return int(job["ExitCode"]) if isinstance(job.get("ExitCode"), int) else None
