@@ -53,16 +53,25 @@ WORKERS = 4
 
 
 class Work(NamedTuple):
-    """Rounds of the same tasks, which last so many seconds, with pauses between them."""
+    """Rounds of the same tasks, which last so many seconds, with pauses between them.
+
+    `later` are the tasks of all rounds but the first, if they differ from those.
+    """
 
     text: str
     tasks: list[float]
     rounds: int = 1
     pause: float = 0.0
+    later: list[float] | None = None
+
+    def of_round(self, number: int) -> list[float]:
+        """Return the tasks of a round; the first one is 0."""
+        return self.tasks if number == 0 or self.later is None else self.later
 
     def scaled(self, factor: float) -> Work:
         """Return the same with other times."""
-        return self._replace(tasks=[factor * seconds for seconds in self.tasks], pause=factor * self.pause)
+        tasks, later = ([factor * seconds for seconds in each or []] for each in (self.tasks, self.later))
+        return self._replace(tasks=tasks, pause=factor * self.pause, later=later or None)
 
 
 #: Each long task of the tail has twenty short ones around it.
@@ -71,6 +80,7 @@ WORKLOADS = {
     "burst": Work("160 tasks of 5 s at once", [5.0] * 160),
     "pauses": Work("five rounds of 64 tasks of 2 s, pauses of 20 s", [2.0] * 64, 5, 20.0),
     "tail": Work("six tasks of a minute among 120 of 2 s", TAIL),
+    "few-after": Work("160 tasks of 2 s, and then eight of a minute", [2.0] * 160, 2, 0.0, [60.0] * 8),
     "long-pauses": Work("three rounds of 8 tasks of 1 s, pauses of 75 s", [1.0] * 8, 3, 75.0),
 }
 
@@ -128,7 +138,7 @@ def program(side: str, work: Work, jobs: int, place: Path) -> None:
                 for number in range(work.rounds):
                     time.sleep(work.pause if number else 0.0)
                     note("begin", number)
-                    futures = client.map(task, work.tasks, pure=False)
+                    futures = client.map(task, work.of_round(number), pure=False)
                     # the results come while other tasks run: fetched at the end, they would keep jobs without work
                     for pair in as_completed(futures, with_results=True, raise_errors=False):
                         what, text = ended(pair[1])
@@ -174,7 +184,7 @@ def account(events: list[Event], jobs: Iterable[Job], work: Work) -> Outcome:
         not_used=paid - sum(results),
         scheduler=scheduler,
         lost=sum(event.what == "lost" for event in events),
-        finished=len(results) == work.rounds * len(work.tasks),
+        finished=len(results) == sum(len(work.of_round(number)) for number in range(work.rounds)),
     )
 
 

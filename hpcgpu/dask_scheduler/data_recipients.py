@@ -41,9 +41,9 @@ def install() -> None:
 
 
 def place_writes(scheduler: Scheduler) -> None:
-    """Let results be saved by workers that can have them, also while those that have them are paused.
+    """Let a worker save the results that it has; while those that have a result are paused, one that can have it.
 
-    distributed lets any other worker run the task then.
+    distributed lets any other worker run the task then, and moves it to any idle worker.
     """
     upstream = scheduler.valid_workers
 
@@ -52,6 +52,7 @@ def place_writes(scheduler: Scheduler) -> None:
         if found is None and ts.prefix is not None and ts.prefix.name == pieces.WRITES:
             for result in ts.dependencies:
                 holders = result.who_has or set()
+                found = (found or set()) | (holders & scheduler.running)
                 if not holders & scheduler.running:
                     return suitable(scheduler.running, holders, result.type)
         return found

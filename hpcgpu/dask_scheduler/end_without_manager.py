@@ -73,6 +73,12 @@ class ManagerLease:
         """Whether the latest manager manages the cluster now."""
         return self._present and self._silence < _SILENT
 
+    def jobs_that_stay(self) -> int | None:
+        """Return how many worker jobs stay without tasks; None if all do, because the user sets the sizes."""
+        if all(group["minimum"] is None for group in self._groups):
+            return None
+        return sum(int(group["target" if group["minimum"] is None else "minimum"] or 0) for group in self._groups)
+
     def state(self, problem: str) -> ManagerState:
         """Return what other programs see of the manager."""
         return ManagerState(

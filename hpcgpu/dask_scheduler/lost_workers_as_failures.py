@@ -8,15 +8,17 @@ count if the worker reports that it only lost its connection.
 from __future__ import annotations
 
 import logging
-import math
+import os
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
 
+from dask import config
 from distributed.scheduler import KilledWorker, Scheduler, TaskState, WorkerState
 
 from hpcgpu.dask_scheduler import lost_results
+from hpcgpu.runtime.complete_dask_commands import ALLOWED_FAILURES
 
 logger = logging.getLogger("distributed.hpcgpu")
 
@@ -33,6 +35,8 @@ class LostWorkers:
     Parameters
     ----------
     scheduler : distributed.Scheduler
+        It allows any number of failures: distributed would count each loss at once, and four preempted jobs would fail
+        a task.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -40,8 +44,8 @@ class LostWorkers:
         self._lost: dict[str, tuple[float, WorkerState, set[Any]]] = {}
         #: For each task, how many lost workers count against it.
         self._suspicious = Counter[Any]()
-        # distributed would count each loss at once: four preempted jobs would fail a task
-        self._allowed_failures, scheduler.allowed_failures = scheduler.allowed_failures, math.inf
+        allowed = os.environ.get(ALLOWED_FAILURES) or config.get("distributed.scheduler.allowed-failures")
+        self._allowed_failures = int(allowed)
         self._ended: dict[str, float] = {}
         self._crashed: set[str] = set()
 

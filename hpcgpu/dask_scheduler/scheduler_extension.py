@@ -15,15 +15,13 @@ from typing import Any
 
 import distributed.scheduler
 import distributed.versions
-from distributed import stealing
 from distributed.comm import Comm
 from distributed.core import Status, error_message
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import Scheduler, WorkerState
 from tornado.ioloop import PeriodicCallback
 
-from hpcgpu.checkpoints import pieces
-from hpcgpu.dask_scheduler import data_recipients, lost_results, tasks_waiting_for_resources
+from hpcgpu.dask_scheduler import data_recipients, lost_results, place_in_few_jobs, tasks_waiting_for_resources
 from hpcgpu.dask_scheduler.answer_changes import Sent
 from hpcgpu.dask_scheduler.end_without_manager import ManagerLease
 from hpcgpu.dask_scheduler.held_workers import Holds
@@ -82,7 +80,6 @@ def install(
     """
     results_in_host_memory.register()
     data_recipients.install()
-    stealing.fast_tasks.add(pieces.WRITES)  # another worker may be unable to hold the result: it may have no GPU
     distributed.scheduler.error_message = _error_message
     distributed.versions.error_message = _version_differences
     extension = Extension(scheduler, lease, released)
@@ -149,6 +146,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         )
         scheduler.handlers |= self._handlers()
         data_recipients.place_writes(scheduler)
+        place_in_few_jobs.install(scheduler, self.lease.jobs_that_stay)
 
     def _handlers(self) -> dict[str, Callable[..., Any]]:
         """Return the handlers of the scheduler's RPCs, by name."""

@@ -62,6 +62,20 @@ def test_adaptive_scales_up_for_work_and_down_without_it(queue: LocalQueue, unti
         assert any("draining" in text for text in log)
 
 
+def test_few_tasks_after_many_keep_one_job(queue: LocalQueue, until: Until) -> None:
+    with LocalGPUCluster(**CPU | {"cores": 2}) as cluster, Client(cluster) as client:
+        cluster.adapt(minimum_jobs=0, maximum_jobs=2, **ADAPT)
+        many = client.map(wait_for, ["many"] * 4, pure=False)
+        until(lambda: sum(len(running) for running in client.processing().values()) == 4, "all tasks run")
+        until(lambda: len(client.processing()) == 2, "two jobs run them")
+        Event("many", client=client).set()
+        client.gather(many)
+        few = client.map(wait_for, ["few"] * 2, pure=False)
+        until(lambda: len(cluster.workers) == 1, "one job has both tasks, and the other one ends")
+        Event("few", client=client).set()
+        assert len(set(client.gather(few))) == 1
+
+
 def test_a_fixed_size_ends_adaptive_scaling_and_a_minimum_is_kept(queue: LocalQueue, until: Until) -> None:
     with LocalGPUCluster(**CPU) as cluster:
         adaptive = cluster.adapt(minimum_jobs=1, maximum_jobs=2, **ADAPT)

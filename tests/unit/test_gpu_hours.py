@@ -48,6 +48,12 @@ def test_the_gpus_of_a_job_are_read_from_what_it_asked_for(slurm_programs: Any, 
     assert (job.gpus, job.waited, job.seconds) == (gpus, 15, 60)
 
 
+def test_the_later_rounds_may_have_other_tasks(gpu_hours: ModuleType) -> None:
+    work = gpu_hours.Work("many, then few", [1.0] * 3, 2, 4.0, later=[60.0]).scaled(0.5)
+    assert (work.of_round(0), work.of_round(1), work.pause) == ([0.5] * 3, [30.0], 2.0)
+    assert gpu_hours.Work("the same", [1.0] * 3, 2).scaled(2.0).of_round(1) == [2.0] * 3
+
+
 def test_a_job_that_did_not_start_costs_nothing(slurm_programs: Any) -> None:
     assert slurm_programs.parse(line(7, "demo-0", "gres:gpu:4", "N/A", "01:15")).seconds == 0
 
