@@ -6,6 +6,7 @@ import asyncio
 import functools
 import math
 import secrets
+import sys
 import time
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import suppress
@@ -21,10 +22,11 @@ from hpcgpu.checkpoints.versions import NewVersion, Version
 from hpcgpu.display.counts_and_durations import counted, duration
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.warn import warn
-from hpcgpu.errors import CheckpointError, Damaged, HpcgpuError
+from hpcgpu.errors import CheckpointError, Damaged, HpcgpuError, OptionError
 from hpcgpu.options import values
 from hpcgpu.posix.full_disk import file_error
 from hpcgpu.posix.threads import in_thread
+from hpcgpu.ssh.tunnel import ADDRESSES
 from hpcgpu.store import saved_datasets
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.saved_datasets import SavedDataset
@@ -80,7 +82,8 @@ def checkpoint(
     data : dask collection, future, list, tuple or dict
         Collections and futures, also in lists, tuples and dictionaries. What is not computed yet is computed.
     path : str or Path
-        A directory that this program and all workers see, with room for the data. It need not exist.
+        A directory that this program and all workers see, with room for the data. It need not exist. If the cluster is
+        reached by ssh, the scheduler job must see it, and this program need not; ``~`` and variables are those there.
     name : str
         The directory of the checkpoint in `path`.
     keep : int, default 2
@@ -98,7 +101,7 @@ def checkpoint(
         Other users can change the directory.
     """
     keep = values.positive("checkpoint: keep", keep)
-    return save(client, data, Destination(directory=versions.place(path, name), keep=keep, quiet=quiet))
+    return save(client, data, Destination(directory=_place(client, path, name), keep=keep, quiet=quiet))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +128,34 @@ class Destination:
     quiet: bool = False
     at_a_time: int | None = None
     cluster: ClusterDirectory | None = None
+
+
+def _far(client: Client) -> bool:
+    """Whether the cluster is reached by ssh: this program does not see its disk."""
+    return getattr(client.scheduler, "address", "") in ADDRESSES
+
+
+def _place(client: Client, path: str | Path, name: str) -> Path:
+    """Return the directory of a checkpoint; one on another machine is expanded there."""
+    if not _far(client):
+        return versions.place(path, name)
+    if sys.platform == "win32":
+        raise OptionError("checkpoint: on Windows it does not work for clusters that are reached by ssh")
+    versions.check_name(name)
+    return Path(path) / name
+
+
+async def _expanded(client: Client, directory: Path) -> Path:
+    """Return the directory of a checkpoint with the variables of the machine where it is."""
+    if not _far(client):
+        return directory
+    there: Path = await _disk(client)(versions.place, str(directory.parent), directory.name)
+    return there
+
+
+def _disk(client: Client) -> Callable[..., Awaitable[Any]]:
+    """Return what calls a function where the disk is: beside this event loop, or beside that of the scheduler."""
+    return functools.partial(client.run_on_scheduler, in_thread) if _far(client) else in_thread
 
 
 def save(client: Client, data: Any, to: Destination) -> Checkpoint | Awaitable[Checkpoint]:
@@ -172,15 +203,16 @@ def restore(
     NotTrusted
         Other users can change the directory: what is restored may run code.
     """
-    return client.sync(_restore, client, versions.place(path, name), resources, quiet)
+    return client.sync(_restore, client, _place(client, path, name), resources, quiet)
 
 
 async def _save(client: Client, form: Any, futures: list[Future], to: Destination) -> Checkpoint:
-    directory = to.directory
+    disk = _disk(client)
+    directory = await _expanded(client, to.directory)
     try:
-        new = await in_thread(NewVersion, directory)
+        new = await disk(NewVersion, directory)
     except OSError as error:
-        raise _not_saved(directory, error) from error
+        raise await _not_saved(disk, directory, error) from error
     step, writes, answers = to.at_a_time or max(len(futures), 1), list[Future](), list[Any]()
     try:
         await _raise_if_cancelled(futures)
@@ -197,21 +229,22 @@ async def _save(client: Client, form: Any, futures: list[Future], to: Destinatio
                     pure=False,
                 )
                 gathering = asyncio.ensure_future(client.gather(writes))
-                answers += await _done(gathering, writes, progress, f"saving {directory.name}", new.lives)
-            of_structure = await in_thread(pieces.write, pickled, new.folder)
+                answers += await _done(gathering, writes, progress, f"saving {directory.name}", lambda: disk(new.lives))
+            of_structure = await disk(pieces.write, pickled, new.folder)
             found, structure_piece = [piece for piece, _ in answers], of_structure[0]
             complete = functools.partial(new.complete, structure_piece, found, keep=to.keep)
-            version, folder = await in_thread(complete)
+            version, folder = await disk(complete)
     except BaseException as error:
         await client.cancel(writes)
-        await in_thread(new.discard)
+        with suppress(OSError):  # the scheduler may be gone
+            await disk(new.discard)
         if isinstance(error, Exception):
-            raise _not_saved(directory, error) from error
+            raise await _not_saved(disk, directory, error) from error
         raise
     if to.cluster is not None:
         try:
             if directory.name in await client.list_datasets():
-                await in_thread(saved_datasets.record, to.cluster, SavedDataset(directory.name, str(directory)))
+                await disk(saved_datasets.record, to.cluster, SavedDataset(directory.name, str(directory)))
         except OSError as error:
             warn(f"{folder} was saved, but a next scheduler will not publish it again: {_why(error)}")
     written = {piece.digest: piece.size for piece, fresh in [*answers, of_structure] if fresh}
@@ -219,9 +252,10 @@ async def _save(client: Client, form: Any, futures: list[Future], to: Destinatio
 
 
 async def _restore(client: Client, directory: Path, resources: Mapping[str, float] | None, quiet: bool) -> Any:
-    problems = []
+    problems, disk = [], _disk(client)
+    directory = await _expanded(client, directory)
     try:
-        folders = await in_thread(_trusted, directory)
+        folders = await disk(_trusted, directory)
     except OSError as unreadable:
         raise CheckpointError(f"{directory} cannot be restored: {_why(unreadable)}") from unreadable
     with Progress(quiet) as progress:
@@ -235,7 +269,7 @@ async def _restore(client: Client, directory: Path, resources: Mapping[str, floa
                         raise error
                 await _raise_if_cancelled(futures)
             except Exception as error:
-                problems.append(f"{folder} cannot be restored: {_why(error)}{await in_thread(_other_software, folder)}")
+                problems.append(f"{folder} cannot be restored: {_why(error)}{await disk(_other_software, folder)}")
                 if not _damaged(error):  # nothing says that an older version is what the user wants
                     raise CheckpointError(". ".join(problems)) from error
                 continue
@@ -271,7 +305,7 @@ async def load(
     Damaged
         A file is missing or damaged.
     """
-    version, form = await in_thread(_structure, folder)
+    version, form = await _disk(client)(_read, folder)
     remaining, futures = iter(version.pieces), list[Future]()
 
     def submit(keys: Sequence[Any]) -> list[Future]:
@@ -287,13 +321,12 @@ async def load(
         futures.extend(submitted)
         return submitted
 
-    return structure.put_together(form, submit, known=known), futures
+    return structure.put_together(await in_thread(cloudpickle.loads, form), submit, known=known), futures
 
 
-def _structure(folder: Path) -> tuple[Version, Any]:
+def _read(folder: Path) -> tuple[Version, bytes]:
     version = versions.read(folder)
-    form = pieces.read(folder, version.structure.digest, version.structure.size)
-    return version, cloudpickle.loads(form)
+    return version, pieces.read(folder, version.structure.digest, version.structure.size)
 
 
 def _trusted(directory: Path) -> list[Path]:
@@ -308,15 +341,15 @@ async def _done(
     futures: Sequence[Future],
     progress: Progress,
     what: str,
-    sign: Callable[[], None] = lambda: None,
+    sign: Callable[[], Awaitable[Any]] | None = None,
 ) -> Any:
     """Wait, show how many futures are done, and give a sign of life from time to time."""
     began = signed = time.monotonic()
     before, idle, asked = 0, "", -math.inf
     while not waiting.done():
         now = time.monotonic()
-        if now - signed > _SIGN:
-            await in_thread(sign)
+        if sign is not None and now - signed > _SIGN:
+            await sign()
             signed = now
         done = sum(future.done() for future in futures)
         if done != before:
@@ -353,14 +386,14 @@ def _damaged(error: Exception) -> bool:
     return isinstance(error, Damaged) or (about_a_file and not isinstance(error, ConnectionError | TimeoutError))
 
 
-def _not_saved(directory: Path, error: Exception) -> CheckpointError:
+async def _not_saved(disk: Callable[..., Awaitable[Any]], directory: Path, error: Exception) -> CheckpointError:
     if isinstance(error, OSError) and isinstance(error.filename, str):
         # not the hidden folder: it is removed, and has another name each time
         if Path(error.filename).is_relative_to(directory):
             error.filename = str(directory)
     stays = ""
     with suppress(OSError):
-        last = versions.numbered(directory)[:1]
+        last = (await disk(versions.numbered, directory))[:1]
         stays = f" The last version stays: {last[0]}" if last else " There is no earlier version"
     return CheckpointError(f"checkpoint {directory} was not saved: {_sentence(_why(error))}{stays}")
 

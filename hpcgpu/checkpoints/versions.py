@@ -82,12 +82,22 @@ def place(path: str | Path, name: str) -> Path:
     OptionError
         It has no valid path or name.
     """
+    check_name(name)
+    return values.directory("checkpoint: path", path) / name
+
+
+def check_name(name: str) -> None:
+    """Refuse what cannot be the name of a checkpoint.
+
+    Raises
+    ------
+    OptionError
+    """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise OptionError(
             f"checkpoint: name={name!r} cannot be the name of a directory: write letters, digits and _ . + = @ -, at "
             "most 200 of them, not . first"
         )
-    return values.directory("checkpoint: path", path) / name
 
 
 def numbered(directory: Path) -> list[Path]:

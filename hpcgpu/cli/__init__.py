@@ -14,11 +14,14 @@ from typing import Any
 import click
 
 from hpcgpu import __version__
+from hpcgpu.cli.asked_by_ssh import answers, contact, order, wait_for_workers
 from hpcgpu.cli.bench_fabric import bench_fabric
 from hpcgpu.cli.check import check
 from hpcgpu.cli.clean import clean
 from hpcgpu.cli.config_and_completion import completion, config
 from hpcgpu.cli.dashboard import dashboard
+from hpcgpu.cli.far_side import far_side, relay
+from hpcgpu.cli.install import install
 from hpcgpu.cli.jupyter_config import jupyter_config
 from hpcgpu.cli.list_clusters import list_clusters
 from hpcgpu.cli.logs import logs
@@ -27,7 +30,7 @@ from hpcgpu.cli.plan import plan
 from hpcgpu.cli.profiles import profiles
 from hpcgpu.cli.render import render
 from hpcgpu.cli.report import report
-from hpcgpu.cli.scale_and_adapt import adapt, scale
+from hpcgpu.cli.scale_and_adapt import adapt, manage, scale
 from hpcgpu.cli.start_and_run import run, start
 from hpcgpu.cli.status import status
 from hpcgpu.cli.stop import stop
@@ -51,13 +54,13 @@ class _Group(click.Group):
     """Turns the errors of the package into sentences and exit codes."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        from hpcgpu.errors import BatchError, ClusterError, ClusterExists, Damaged, NoCluster, NotTrusted, OptionError
+        from hpcgpu.errors import ClusterExists, HpcgpuError, NoCluster, NotTrusted, OptionError
 
         try:
             return super().invoke(ctx)
         except (OptionError, NoCluster, NotTrusted, ClusterExists) as error:
             raise _Impossible(_words(error)) from error
-        except (ClusterError, BatchError, Damaged, TimeoutError) as error:
+        except (HpcgpuError, TimeoutError) as error:
             raise click.ClickException(_words(error)) from error
         except OSError as error:  # a directory that cannot be made, a file that cannot be read
             if error.errno == errno.EPIPE:  # `| head`: click ends quietly
@@ -111,13 +114,21 @@ for _command in (
     dashboard,
     scale,
     adapt,
+    manage,
     logs,
     report,
     stop,
     clean,
     config,
+    install,
     jupyter_config,
     profiles,
     completion,
+    contact,
+    far_side,
+    answers,
+    order,
+    relay,
+    wait_for_workers,
 ):
     main.add_command(_command)

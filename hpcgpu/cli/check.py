@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcgpu.cli.interrupts import interruptible
 from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
 from hpcgpu.cli.printing import json_option, show_json, width
-from hpcgpu.cli.start_and_run import chosen_system, interruptible
+from hpcgpu.cli.start_and_run import chosen_system
 
 if TYPE_CHECKING:
     from hpcgpu.cli.json_types import CheckJSON

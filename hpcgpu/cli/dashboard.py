@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgpu.cli.cluster_name import cluster_name
+from hpcgpu.cli.host_option import Forwarded
 from hpcgpu.cli.printing import echo
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from hpcgpu.store.directory import ClusterDirectory
 
 
-@click.command()
+@click.command(cls=Forwarded)
 @cluster_name
 @click.option("--forward", is_flag=True, help="Forward a port of this machine to the dashboard, until Ctrl-C.")
 @click.option(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcgpu.cli.host_option import Forwarded
 from hpcgpu.cli.printing import age, echo, json_option, show, show_json, warn_unanswered
 from hpcgpu.display.counts_and_durations import MANY
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from hpcgpu.existing_clusters.lookup import Found
 
 
-@click.command("list")
+@click.command("list", cls=Forwarded)
 @click.option("--all", "everything", is_flag=True, help="Also the clusters that have ended, and the size of each.")
 @click.option("--jobs", "every", is_flag=True, help="Show each job, also of clusters with more than 20.")
 @json_option

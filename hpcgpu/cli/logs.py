@@ -8,10 +8,11 @@ import time
 import click
 
 from hpcgpu.cli.cluster_name import cluster_name
+from hpcgpu.cli.host_option import Forwarded
 from hpcgpu.posix.printable import printable
 
 
-@click.command()
+@click.command(cls=Forwarded)
 @cluster_name
 @click.option("--job", help="Id or name of one job.")
 @click.option("--follow", "-f", is_flag=True, help="Print new output until all jobs have ended.")

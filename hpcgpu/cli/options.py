@@ -17,6 +17,8 @@ from typing import Any
 
 import click
 
+from hpcgpu.cli.config_file import arguments_of
+from hpcgpu.cli.host_option import Forwarded
 from hpcgpu.cli.system_name import AUTO, SystemName
 
 #: Options that the commands set themselves.
@@ -65,6 +67,10 @@ class ClusterCommand(click.Command):
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+class ForwardedClusterCommand(Forwarded, ClusterCommand):
+    """The same, on another host if ``--host`` is given."""
 
 
 def _named_system(command: click.Command, args: Sequence[str]) -> str | None:
@@ -153,26 +159,6 @@ def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, arguments=arguments_of(config, arguments), **given)
 
     return wrapped
-
-
-def arguments_of(config: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge a YAML file's options with those of the command line, which take precedence; the scheduler's one by one."""
-    if config is None:
-        return dict(given)
-    import yaml
-
-    try:
-        content = yaml.safe_load(config.read_text()) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise click.UsageError(f"{config} is not YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise click.UsageError(f"{config} must hold options and their values, such as `gpus-per-node: 4`")
-    arguments = {str(key).replace("-", "_"): value for key, value in content.items()}
-    if isinstance(arguments.get("scheduler"), dict):
-        own = {str(key).replace("-", "_"): value for key, value in arguments["scheduler"].items()}
-        arguments["scheduler"] = own | given["scheduler"] if isinstance(given.get("scheduler"), dict) else own
-        given = {key: value for key, value in given.items() if key != "scheduler" or not isinstance(value, dict)}
-    return arguments | dict(given)
 
 
 def _option(f: Field[Any]) -> _GroupedOption:

@@ -6,12 +6,12 @@ from typing import Any
 
 import click
 
-from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
+from hpcgpu.cli.options import ForwardedClusterCommand, cluster_options, system_option
 from hpcgpu.cli.printing import echo, json_option, show_json, width
 from hpcgpu.cli.start_and_run import chosen_system
 
 
-@click.command(cls=ClusterCommand)
+@click.command(cls=ForwardedClusterCommand)
 @system_option
 @json_option
 @cluster_options

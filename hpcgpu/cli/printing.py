@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from hpcgpu.posix.printable import printable
+from hpcgpu.ssh.far_side import Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -57,7 +59,16 @@ def width() -> int:
     from rich.console import Console
 
     console = Console()
-    return console.width if console.is_terminal else _WIDE
+    context = click.get_current_context(silent=True)
+    near = context.find_object(Request) if context is not None else None
+    return (near.columns or _WIDE) if near is not None else console.width if console.is_terminal else _WIDE
+
+
+def person_waits() -> bool:
+    """Whether a person waits for the command: it runs in a terminal, here or on the machine that asks by ssh."""
+    context = click.get_current_context(silent=True)
+    near = context.find_object(Request) if context is not None else None
+    return near.interactive if near is not None else os.isatty(0)
 
 
 def age(seconds: float) -> str:

@@ -8,10 +8,11 @@ from pathlib import Path
 import click
 
 from hpcgpu.cli.cluster_name import cluster_name
+from hpcgpu.cli.host_option import Forwarded
 from hpcgpu.cli.printing import all_option, echo, json_option, show_json, width
 
 
-@click.command()
+@click.command(cls=Forwarded)
 @cluster_name
 @all_option
 @json_option

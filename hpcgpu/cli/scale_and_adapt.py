@@ -1,18 +1,18 @@
-"""`hpcgpu scale` and `hpcgpu adapt`: the size of a cluster."""
+"""`hpcgpu scale`, `hpcgpu adapt` and `hpcgpu manage`: the size of a cluster, and the program that keeps it."""
 
 from __future__ import annotations
 
-import os
 import shlex
 from typing import Any
 
 import click
 
 from hpcgpu.cli.cluster_name import cluster_name
-from hpcgpu.cli.printing import echo, json_option, show_jobs, show_json
+from hpcgpu.cli.host_option import Forwarded
+from hpcgpu.cli.printing import echo, json_option, person_waits, show_jobs, show_json
 
 
-@click.command()
+@click.command(cls=Forwarded)
 @cluster_name
 @click.option("--jobs", type=click.IntRange(min=0), required=True, help="Number of worker jobs.")
 @click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
@@ -37,7 +37,7 @@ def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
         show_jobs(table, how=f"hpcgpu status {shlex.quote(name)} --all")
 
 
-@click.command()
+@click.command(cls=Forwarded)
 @cluster_name
 @click.option(
     "--minimum-jobs", type=click.IntRange(min=0), default=0, show_default=True, help="Minimum number of worker jobs."
@@ -53,10 +53,11 @@ def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
 @click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
 def adapt(name: str, worker_group: str, **limits: Any) -> None:
     """Scale a cluster by its work, between two limits. If a program manages the cluster, it scales the cluster from
-    now on. If not, the scheduler job scales it, and no program of yours needs to run.
+    now on. If not, the scheduler job scales it, and no program of yours needs to run. If compute nodes of the site
+    cannot submit jobs, a process on this machine scales it, as with `hpcgpu manage`.
 
-    The scheduler job can scale the cluster only if the site lets compute nodes submit jobs. `hpcgpu status`, and
-    logs/manager.log in the cluster's directory, show what happens. Also ends a pause after failures.
+    `hpcgpu status`, and logs/manager.log in the cluster's directory, show what happens. Also ends a pause after
+    failures.
 
     \b
     Example: hpcgpu adapt demo --minimum-jobs 1 --maximum-jobs 8
@@ -65,5 +66,28 @@ def adapt(name: str, worker_group: str, **limits: Any) -> None:
     from hpcgpu.orders.change_size import adapt as request
 
     given = {key: value for key, value in limits.items() if value is not None}
-    given["interactive"] = os.isatty(0)  # a terminal means an interactive user
+    given["interactive"] = person_waits()
     echo(request(locate(name), worker_group=worker_group, **given))
+
+
+@click.command(cls=Forwarded)
+@cluster_name
+@click.option("--foreground", is_flag=True, help="Manage the cluster in this process, until it is interrupted.")
+def manage(name: str, foreground: bool) -> None:
+    """Manage a cluster from this machine, in the background, until it ends: scale it, replace its jobs, restart its
+    scheduler, as you have requested.
+
+    Needed only at sites whose compute nodes may not submit jobs; elsewhere the scheduler job does the same. The process
+    goes on when you log out, if the site allows that. It ends with the cluster, or when another program takes the
+    cluster over.
+
+    \b
+    Example: hpcgpu manage demo
+    """
+    from hpcgpu.existing_clusters.lookup import locate
+    from hpcgpu.orders.manager_on_login_node import manage_here, on_login_node
+
+    if foreground:
+        manage_here(locate(name))
+    else:
+        echo(on_login_node(locate(name)))

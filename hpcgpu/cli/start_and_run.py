@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgpu.cli.options import ClusterCommand, cluster_options, system_option
-from hpcgpu.cli.printing import echo, json_option, show_jobs, show_json
+from hpcgpu.cli.interrupts import handled, interruptible
+from hpcgpu.cli.options import ClusterCommand, ForwardedClusterCommand, cluster_options, system_option
+from hpcgpu.cli.printing import echo, json_option, person_waits, show_jobs, show_json
 from hpcgpu.cli.system_name import AUTO
 from hpcgpu.display.counts_and_durations import counted
 
@@ -59,7 +59,13 @@ def chosen_system(given: str, profile: str | None = None) -> str:
     return alone.name
 
 
-@click.command(cls=ClusterCommand)
+def _start_by_ssh(host: str, arguments: list[str]) -> None:
+    from hpcgpu.cli.start_by_ssh import start_by_ssh
+
+    start_by_ssh(host, arguments)
+
+
+@click.command(cls=ForwardedClusterCommand, by_ssh=_start_by_ssh)
 @click.argument("name")
 @system_option
 @click.option(
@@ -73,6 +79,7 @@ def chosen_system(given: str, profile: str | None = None) -> str:
     help="With --adapt: minimum number of worker jobs.",
 )
 @click.option("--maximum-jobs", type=click.IntRange(min=1), help="With --adapt: maximum number of worker jobs.")
+@click.option("--managed", is_flag=True, hidden=True, help="The scheduler job manages the cluster.")
 @json_option
 @cluster_options
 def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each option
@@ -81,6 +88,7 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     adapt: bool,
     minimum_jobs: int,
     maximum_jobs: int | None,
+    managed: bool,
     as_json: bool,
     arguments: dict[str, Any],
 ) -> None:
@@ -98,6 +106,7 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     Connect:  hpcgpu.connect("demo") in Python
     """
     from hpcgpu.cluster.dask_ctl import cluster_class
+    from hpcgpu.orders.manager_in_scheduler_job import in_scheduler_job
 
     if adapt and maximum_jobs is None:
         raise click.UsageError("--adapt needs --maximum-jobs")
@@ -110,7 +119,7 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     cluster_type = cluster_class(chosen_system(system, arguments.get("profile")))
     try:
         with interruptible():
-            cluster = cluster_type(**{**arguments, "name": name, "shutdown_on_close": False})
+            cluster = cluster_type(**{**arguments, "name": name, "host": "", "shutdown_on_close": False})
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):  # the terminal may be gone
             click.echo(f"hpcgpu: the start of {name} was interrupted, and its jobs are cancelled", err=True)
@@ -124,6 +133,8 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link
     _leave(cluster)
     scaling = _adapt(directory, minimum_jobs, maximum_jobs) if adapt and maximum_jobs is not None else ""
+    if managed and not adapt:
+        in_scheduler_job(directory, None)
     if as_json:
         started: StartedJSON = {"name": name, "directory": str(directory.path), "dashboard": link, "jobs": jobs}
         show_json(started)
@@ -148,7 +159,7 @@ def _adapt(directory: ClusterDirectory, minimum: int, maximum: int) -> str:
     from hpcgpu.scaling.sizes_to_jobs import target_duration
     from hpcgpu.scaling.wanted_state import Adapt
 
-    limits = Limits(minimum=minimum, maximum=maximum, interactive=os.isatty(0))  # a terminal means an interactive user
+    limits = Limits(minimum=minimum, maximum=maximum, interactive=person_waits())
     try:
         return in_scheduler_job(directory, Adapt("default", limits, target_duration()))
     except ClusterError as error:
@@ -177,37 +188,6 @@ def _leave(cluster: GPUCluster) -> None:
     )
 
 
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Let SIGTERM, and the SIGHUP of a closed terminal, interrupt the block as Ctrl-C does.
-
-    Later signals do not disturb the cleanup.
-    """
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-    def interrupt(number: int, frame: object) -> None:
-        for other in numbers:
-            signal.signal(other, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    with _handled(interrupt, *numbers):
-        yield
-
-
-@contextlib.contextmanager
-def _handled(handle: Callable[[int, object], None], *numbers: int) -> Iterator[None]:
-    """Handle these signals in the block. A signal that is ignored stays ignored, such as SIGHUP under nohup."""
-    earlier = {number: signal.getsignal(number) for number in numbers}
-    try:
-        for number, handler in earlier.items():
-            if handler is not signal.SIG_IGN:
-                signal.signal(number, handle)
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
-
-
 @click.command(cls=ClusterCommand)
 @system_option
 @click.option("--name", help="Name of the cluster. Default: a new one.")
@@ -231,7 +211,7 @@ def run(system: str, name: str | None, program: tuple[str, ...], arguments: dict
         click.echo(f"hpcgpu: {program[0]!r} cannot be run: there is no such program", err=True)
         sys.exit(127)
     with cluster_class(chosen_system(system, arguments.get("profile")))(
-        **{**arguments, "shutdown_on_close": True, **({"name": name} if name else {})}
+        **{**arguments, "host": "", "shutdown_on_close": True, **({"name": name} if name else {})}
     ) as cluster:
         if cluster.options.cluster.jobs:
             cluster.wait_for_workers()
@@ -245,7 +225,7 @@ def run(system: str, name: str | None, program: tuple[str, ...], arguments: dict
 def _run(program: tuple[str, ...], environment: dict[str, str]) -> int:
     """Run a program with more variables, pass signals on to it, and return its exit code as a shell does."""
     process = subprocess.Popen(program, env=os.environ | environment)
-    with _handled(lambda number, frame: process.send_signal(number), signal.SIGTERM, signal.SIGHUP):
+    with handled(lambda number, frame: process.send_signal(number), signal.SIGTERM, signal.SIGHUP):
         while True:
             try:
                 code = process.wait()

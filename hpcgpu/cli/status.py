@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgpu.cli.cluster_name import cluster_name
+from hpcgpu.cli.host_option import chosen_host, host_option, snapshot_by_ssh
 from hpcgpu.cli.printing import all_option, echo, json_option, show_jobs, show_json
 from hpcgpu.cli.stop import clusters_without_directory, what_is_left
 from hpcgpu.display.counts_and_durations import counted
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 
 @click.command()
 @cluster_name
+@host_option(exposed=True)
 @all_option
 @json_option
-def status(name: str, every: bool, as_json: bool) -> None:
+def status(name: str, host: str | None, every: bool, as_json: bool) -> None:
     """Show a cluster: its jobs with state and reason, its workers and GPUs, its dashboard, the program that scales
     it, how long it lasts, and its GPU hours.
 
@@ -31,11 +33,13 @@ def status(name: str, every: bool, as_json: bool) -> None:
     """
     from hpcgpu.errors import NoCluster
     from hpcgpu.existing_clusters.snapshot import snapshot
+    from hpcgpu.ssh.login import Login
 
+    host = chosen_host(host, click.get_current_context())
     try:
-        found = snapshot(name)
+        found = snapshot(name) if host is None else snapshot_by_ssh(Login(host), name)
     except NoCluster:
-        if gone := clusters_without_directory(name):
+        if host is None and (gone := clusters_without_directory(name)):
             message = "\n".join(
                 f"{what_is_left(one)}. To end them, run: hpcgpu stop {one.directory.in_shell}" for one in gone
             )
@@ -44,7 +48,7 @@ def status(name: str, every: bool, as_json: bool) -> None:
     if as_json:
         show_json(found)
     else:
-        _print(found, every, shlex.quote(name))
+        _print(found, every, shlex.quote(name) + (f" --host {shlex.quote(host)}" if host is not None else ""))
 
 
 def _print(found: Snapshot, every: bool, name: str) -> None:

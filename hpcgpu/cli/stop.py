@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgpu.cli.cluster_name import ClusterName
+from hpcgpu.cli.host_option import Forwarded
 from hpcgpu.cli.printing import echo, warn_unanswered
 from hpcgpu.display.counts_and_durations import counted, listed
 from hpcgpu.store.directory import ClusterDirectory
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from hpcgpu.existing_clusters.lookup import Found
 
 
-@click.command()
+@click.command(cls=Forwarded)
 @click.argument("names", nargs=-1, type=ClusterName())
 @click.option("--all", "everything", is_flag=True, help="Stop all clusters that `hpcgpu list` shows.")
 def stop(names: tuple[str, ...], everything: bool) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcgpu.cli.cluster_name import cluster_name
+from hpcgpu.cli.host_option import chosen_host, host_option, snapshot_by_ssh
 from hpcgpu.posix.printable import printable
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ _ORDER = {"running": 0, "completing": 1, "pending": 2, "unknown": 3}
 
 @click.command()
 @cluster_name
-def top(name: str) -> None:
+@host_option(exposed=True)
+def top(name: str, host: str | None) -> None:
     """Show a cluster live: each job with its state, wait and time left, each GPU with its use, memory and power.
 
     Press `q` to quit, and the arrow keys to scroll through many jobs. If the output is not a terminal, it prints the
@@ -54,15 +56,19 @@ def top(name: str) -> None:
 
     from hpcgpu.existing_clusters.lookup import locate
     from hpcgpu.existing_clusters.snapshot import Observer
+    from hpcgpu.ssh.login import Login
 
-    observer, console = Observer(locate(name)), Console(highlight=False)
+    console = Console(highlight=False)
+    host = chosen_host(host, click.get_current_context())
+    login = Login(host) if host is not None else None
+    take = Observer(locate(name)).snapshot if login is None else lambda: snapshot_by_ssh(login, name)
     if not (console.is_terminal and sys.stdin.isatty()) or console.is_dumb_terminal:
-        Console(width=_WIDE, highlight=False).print(picture(observer.snapshot(), now=time.time(), width=_WIDE))
+        Console(width=_WIDE, highlight=False).print(picture(take(), now=time.time(), width=_WIDE))
         return
     with console.status(f"looking at cluster {printable(name)}"):
-        first = observer.snapshot()
+        first = take()
     with contextlib.suppress(KeyboardInterrupt):
-        _live(console, observer.snapshot, first)
+        _live(console, take, first)
 
 
 def _live(console: Console, take: Callable[[], Snapshot], first: Snapshot) -> None:
@@ -98,9 +104,17 @@ def _live(console: Console, take: Callable[[], Snapshot], first: Snapshot) -> No
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
     """Read single keys without echo; yields a function that waits for a key, and returns "" after a timeout."""
-    import termios
-    import tty
+    try:
+        import termios
+        import tty
+    except ImportError:  # on Windows only Ctrl-C is a key
 
+        def none(timeout: float) -> str:
+            time.sleep(timeout)
+            return ""
+
+        yield none
+        return
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
 
@@ -141,7 +155,7 @@ def picture(
     lines = _job_lines(found, now=now, width=width)
     shown = lines if height is None else lines[first : first + max(1, height - len(head) - 3)]
     more = len(lines) - first - len(shown)
-    keys = "q ends" + ", arrows move" * (more > 0 or first > 0) + f", {more} more lines" * (more > 0)
+    keys = "Ctrl-C or q ends" + ", arrows move" * (more > 0 or first > 0) + f", {more} more lines" * (more > 0)
     foot = [] if height is None else [Text(keys, style="dim")]
     return Group(*head, Text(), *shown, *foot)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import socket
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from distributed.security import Security
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import explain
-from hpcgpu.client import jupyter_dashboard_link, lost_scheduler
+from hpcgpu.client import jupyter_dashboard_link, lost_scheduler, reached_by_ssh
 from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.display.progress import Progress
@@ -27,6 +28,7 @@ from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime.scheduler_connection import SchedulerWatch, answers
 from hpcgpu.scaling.scheduler_restarts import ended_too_early
 from hpcgpu.software.compare_environments import EnvironmentCheck, environments
+from hpcgpu.ssh.login import Login
 from hpcgpu.store import certificates_and_keys, saved_options
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
@@ -53,6 +55,29 @@ def _dashboard_link(client: Client) -> str:
 Client.dashboard_link = property(_dashboard_link, doc=Client.dashboard_link.__doc__)
 
 
+class ClientBySSH(Client):  # type: ignore[misc]
+    """A client of a cluster of a login node. A notebook shows the cluster.
+
+    Parameters
+    ----------
+    reached : ReachedCluster
+        The way to its scheduler.
+    **arguments
+        Of `distributed.Client`.
+    """
+
+    _shown: Any = None
+
+    def __init__(self, reached: reached_by_ssh.ReachedCluster, **arguments: Any) -> None:
+        self.reached = reached
+        super().__init__(reached.address, **arguments)
+
+    def _ipython_display_(self, **_: Any) -> None:
+        if self._shown is None:  # only notebooks need the layers above this one
+            self._shown = importlib.import_module("hpcgpu.cluster.cluster_by_ssh").ClusterBySSH.of_client(self)
+        self._shown._ipython_display_()
+
+
 def connect(
     name: str | Path,
     *,
@@ -69,7 +94,8 @@ def connect(
     Parameters
     ----------
     name : str or Path
-        Name of the cluster, or the path of its directory.
+        Name of the cluster, or the path of its directory. ``"login1:demo"`` is the cluster of that name on a login
+        node, which is reached by ssh: see the page on laptops.
     timeout : number or str, optional
         Seconds, or a text with a unit. Default: none; the queue may take days.
     quiet : bool, default False
@@ -98,15 +124,17 @@ def connect(
         The batch system does not answer, or the cluster is in another queue.
     ClusterError
         It was closed, its scheduler job has ended, or the software of this program does not work with the cluster's.
+    HostError
+        The login node cannot be reached by ssh, or hpcgpu is not there.
     TimeoutError
         The scheduler did not answer within `timeout`.
     """
     comparison = EnvironmentCheck(values.choice("error", "warn", "off")("environment_check", environment_check))
     limit = None if timeout is None else values.time_limit("connect: timeout", timeout)
-    directory = locate(name)
+    wait = _wait(name, limit, quiet)
     if asynchronous:
-        return _connected(directory, limit, quiet, comparison, arguments)
-    client = _client(directory, wait_for_contact(directory, timeout=limit, quiet=quiet), arguments)
+        return _connected(wait, comparison, arguments)
+    client = wait()(arguments)
     try:
         client.sync(_compare, client, comparison)
     except ClusterError:
@@ -115,15 +143,30 @@ def connect(
     return client
 
 
+def _wait(name: str | Path, timeout: float | None, quiet: bool) -> Callable[[], Callable[[dict[str, Any]], Client]]:
+    """Return a function that waits for the scheduler; it returns a function that makes a client."""
+    if (there := reached_by_ssh.host_and_name(name)) is not None:
+        host, own_name = there
+
+        def reach() -> Callable[[dict[str, Any]], Client]:
+            reached = reached_by_ssh.reach(Login(host), own_name, timeout=timeout, quiet=quiet)
+            return lambda arguments: _client_by_ssh(reached, arguments)
+
+        return reach
+    directory = locate(name)
+
+    def wait() -> Callable[[dict[str, Any]], Client]:
+        contact = wait_for_contact(directory, timeout=timeout, quiet=quiet)
+        return lambda arguments: _client(directory, contact, arguments)
+
+    return wait
+
+
 async def _connected(
-    directory: ClusterDirectory,
-    timeout: float | None,
-    quiet: bool,
-    comparison: EnvironmentCheck,
-    arguments: dict[str, Any],
+    wait: Callable[[], Callable[[dict[str, Any]], Client]], comparison: EnvironmentCheck, arguments: dict[str, Any]
 ) -> Client:
-    contact = await in_thread(lambda: wait_for_contact(directory, timeout=timeout, quiet=quiet))
-    client = await _client(directory, contact, {"asynchronous": True, **arguments})
+    make = await in_thread(wait)
+    client = await make({"asynchronous": True, **arguments})
     try:
         await _compare(client, comparison)
     except ClusterError:
@@ -179,6 +222,12 @@ def _client(directory: ClusterDirectory, contact: Contact, arguments: dict[str, 
         contact.client,
         **{"name": f"hpcgpu-{directory.path.name}", "security": certificates_and_keys.security(directory), **arguments},
     )
+
+
+def _client_by_ssh(reached: reached_by_ssh.ReachedCluster, arguments: dict[str, Any]) -> Client:
+    name, timeout = f"hpcgpu-{reached.name.rpartition('/')[2]}", reached_by_ssh.TIMEOUT
+    own = {"name": name, "direct_to_workers": False, "timeout": timeout}
+    return ClientBySSH(reached, **{**own, "security": reached.security, **arguments})
 
 
 def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = None, quiet: bool = False) -> Contact:

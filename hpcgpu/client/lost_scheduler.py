@@ -7,6 +7,7 @@ that its futures were cancelled, "reason: unknown".
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -43,7 +44,7 @@ RESTARTED = (
     "again; without it, run your work again"
 )
 #: What is said in its place if no scheduler has followed.
-NOT_RESTARTED = ", and no other one has followed: start a new cluster"
+NOT_RESTARTED = ", and no other one has followed, so start a new cluster"
 #: What follows if it is not.
 CANCELLED = ", and its worker jobs are cancelled"
 _NOT_KNOWN = "the connection to the scheduler is broken: run your work again"
@@ -100,7 +101,9 @@ def explain_loss(address: str, why: Callable[[], Awaitable[str]]) -> None:
     _explanations.setdefault(address, []).append(why)
     if Client._reconnect.__module__ == __name__:
         return
-    reconnect, handle_report, gather_remote = Client._reconnect, Client._handle_report, Client._gather_remote
+    # unwrapped, it does not log the close of a client as an error
+    reconnect, handle_report = inspect.unwrap(Client._reconnect), Client._handle_report
+    gather_remote = Client._gather_remote
 
     async def explain_and_reconnect(self: Client) -> Any:
         await _follow(self, reconnect)
@@ -293,15 +296,14 @@ async def _follow(client: Client, reconnect: Callable[[Client], Awaitable[Any]])
                 return
             client.scheduler = waiting
         client.scheduler = last
+        if held is not None and await _connects(client, timeout=_CONNECT_AGAIN):  # only the network was broken
+            await _submit_again(client, held, waiting.address)
+            return
+        await _cancel_all(client, always=True, follows=False)  # also what was submitted since the scheduler was lost
         if held is not None:
-            if await _connects(client, timeout=_CONNECT_AGAIN):  # only the network was broken
-                await _submit_again(client, held, waiting.address)
-                return
-            await _cancel_all(client, always=True, follows=False)
             held.end()
-        else:  # what was submitted since the scheduler was lost
-            await _cancel_all(client, always=True, follows=False)
-        await reconnect(client)
+        if client.status == "connecting":  # it was not closed meanwhile
+            await reconnect(client)
     finally:
         if client.scheduler is waiting:
             client.scheduler = last
@@ -312,11 +314,9 @@ async def _follow(client: Client, reconnect: Callable[[Client], Awaitable[Any]])
 
 async def _connects(client: Client, *, timeout: float = _CONNECT) -> bool:
     """Connect a client to the scheduler of its cluster; return whether that answers. The futures stay."""
-    ended, client.scheduler_comm = client.scheduler_comm, None
     with suppress(OSError, ImportError):
         await client._ensure_connected(timeout=timeout)
         return True
-    client.scheduler_comm = ended
     return False
 
 

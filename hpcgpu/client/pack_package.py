@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from hpcgpu.errors import OptionError
-from hpcgpu.posix import ownership
+from hpcgpu.posix import checked_files, ownership
 from hpcgpu.store.uploaded_packages import Package
 
 #: The most bytes of all files together. The scheduler keeps them in memory, and each worker gets them.
@@ -143,7 +143,7 @@ def _source_tree(path: Path) -> tuple[str, dict[str, bytes]]:
     project = {}
     if (path / "pyproject.toml").is_file():
         try:
-            project = tomllib.loads((path / "pyproject.toml").read_text()).get("project", {})
+            project = tomllib.loads((path / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
         except ValueError as error:
             raise _refused(path / "pyproject.toml", str(error)) from error
     files: dict[str, bytes] = {}
@@ -170,30 +170,38 @@ def _read_tree(top: Path, path: Path, only: Collection[str] | None = None) -> It
     Each folder and file is opened below the folder that was read, so no symbolic link is followed.
     """
     size = _Size(path)
-    for folder, folders, files, descriptor in os.fwalk(top):
-        relative = Path(folder).relative_to(top)
-        if relative == Path() and only is not None:
+    for folder, folders, files, descriptor in _walk(top):
+        relative = PurePosixPath(Path(folder).relative_to(top).as_posix())
+        inside = Path() if descriptor is not None else Path(folder)
+        if relative == PurePosixPath() and only is not None:
             folders[:], files = [one for one in folders if one in only], [one for one in files if one in only]
         if "pyvenv.cfg" in files:
             folders.clear()
             continue
         folders[:] = sorted(one for one in folders if not _left_out(one))
         for name in folders:
-            if stat.S_ISLNK(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
+            if stat.S_ISLNK(os.stat(inside / name, dir_fd=descriptor, follow_symlinks=False).st_mode):
                 raise _refused(
                     path, f"{relative / name} is a symbolic link, which is not followed. Replace it by a copy"
                 )
         for name in sorted(one for one in files if not _left_out(one)):
             at = str(relative / name)
             _check_compiled(path, at)
-            mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
+            mode = os.stat(inside / name, dir_fd=descriptor, follow_symlinks=False).st_mode
             if not stat.S_ISREG(mode):
                 what = "a symbolic link, which is not followed" if stat.S_ISLNK(mode) else "no regular file"
                 raise _refused(path, f"{at} is {what}. Replace it by a copy, or remove it")
-            opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=descriptor)
+            opened = os.open(inside / name, os.O_RDONLY | checked_files.SAFE, dir_fd=descriptor)
             with open(opened, "rb") as file:
                 size.add(at, os.fstat(opened).st_size)
                 yield at, file.read(LIMIT)
+
+
+def _walk(top: Path) -> Iterable[tuple[str, list[str], list[str], int | None]]:
+    """Walk a tree as `os.fwalk` does. Windows lacks it: there a folder could be replaced meanwhile."""
+    if hasattr(os, "fwalk"):
+        return os.fwalk(top)
+    return ((folder, folders, files, None) for folder, folders, files in os.walk(top))
 
 
 def _left_out(name: str) -> bool:

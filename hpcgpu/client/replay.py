@@ -8,6 +8,7 @@ from distributed import Client
 
 from hpcgpu.client import held_futures
 from hpcgpu.client.connect import directory_of
+from hpcgpu.client.reached_by_ssh import cluster_of
 from hpcgpu.errors import OptionError
 from hpcgpu.store import saved_options
 from hpcgpu.store.directory import ClusterDirectory
@@ -35,6 +36,9 @@ def replay(client: Client) -> AbstractContextManager[None]:
     OptionError
         No scheduler follows the one of this cluster, or the client does not belong to a cluster of hpcgpu.
     """
+    if (reached := cluster_of(client)) is not None:
+        check(reached.scheduler.on_scheduler_end)
+        return held_futures.keep(lambda other: other is client)
     own = getattr(client.cluster, "directory", None)
     if isinstance(own, ClusterDirectory):
         path = own.path

@@ -21,7 +21,9 @@ from hpcgpu.client.hold import Hold, check_number
 from hpcgpu.client.upload_package import upload
 from hpcgpu.cluster import notebook
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
+from hpcgpu.cluster.cluster_by_ssh import ClusterBySSH
 from hpcgpu.cluster.saved_results import SavedResults
+from hpcgpu.configuration.login_node import on_login_node
 from hpcgpu.configuration.resolve import resolve, resolve_group
 from hpcgpu.errors import BatchError, ClusterExists, OptionError
 from hpcgpu.existing_clusters.lookup import locate
@@ -49,6 +51,8 @@ class GPUCluster(SavedResults):
     ----------
     scheduler : dict or "local", optional
         Options of the scheduler job, or "local" to run the scheduler in this process.
+    host : str, optional
+        A login node, as `ssh` knows it: the cluster is there, and this program uses it by ssh. See the page on laptops.
     asynchronous : bool, default False
         Use from a running event loop, with ``await`` and ``async with``.
     on_ending : callable, optional
@@ -70,15 +74,22 @@ class GPUCluster(SavedResults):
         The batch system refused a job, or the scheduler job ended before its scheduler answered. No job is left then.
     """
 
+    def __new__(cls, *_: Any, host: str | None = None, **options: Any) -> Any:
+        """Return a cluster of this machine; with ``host=`` a `ClusterBySSH` of a login node."""
+        there = on_login_node(cls.system, host, options)
+        return super().__new__(cls) if there is None else ClusterBySSH(cls.system, *there)
+
     def __init__(
         self,
         *given: Any,
+        host: str | None = None,
         scheduler: dict[str, Any] | str | None = None,
         asynchronous: bool = False,
         loop: Any = None,
         on_ending: Callable[[Any], object] | None = None,
         **options: Any,
     ) -> None:
+        del host  # it is empty, or there is none: see `__new__`
         if given:
             cls = type(self).__name__
             raise OptionError(f"{cls} takes options by their names: write {cls}(name={str(given[0])[:60]!r}, ...)")
@@ -194,7 +205,7 @@ class GPUCluster(SavedResults):
             It was closed, or none of its jobs is left. Or its scheduler does not answer, or has other software than
             this program: then the cluster keeps its present manager.
         """
-        self, options = cls.__new__(cls), dict[str, Any](notify=notify, quiet=quiet)
+        self, options = object.__new__(cls), dict[str, Any](notify=notify, quiet=quiet)
         self._callbacks = Callbacks.from_options(options, on_ending)
         self._attach(locate(name), shutdown_on_close, wait=wait, asynchronous=asynchronous, loop=loop, **options)
         return self

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 #: Seconds for which a cell waits for the first picture.
-_FIRST = 5.0
+FIRST = 5.0
 _ENDS = (Status.closing, Status.closed)
 #: The MIME type that our extension of JupyterLab shows: jupyter-data/labextensions/hpcgpu/static/remoteEntry.js.
 _CLUSTER = "application/vnd.hpcgpu.cluster+json"
@@ -61,7 +61,7 @@ def take_snapshot(cluster: Shown) -> Snapshot:
     if cluster.status not in _ENDS:
         try:
             # a cell may block the event loop of an asynchronous cluster
-            timeout = _FIRST if cluster.asynchronous else None
+            timeout = FIRST if cluster.asynchronous else None
             own = sync(cluster.loop, cluster._query_snapshot, callback_timeout=timeout)
         except Exception:  # the cluster may end meanwhile
             if cluster.status not in _ENDS:
@@ -122,19 +122,29 @@ def interactive() -> bool:
     return ipython() is not None or hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
+def has_widgets() -> bool:
+    """Whether this is a Jupyter kernel, and anywidget is installed."""
+    return _shell() is not None and importlib.util.find_spec("anywidget") is not None
+
+
 def widget_of(cluster: Shown) -> ClusterWidget | None:
-    """Return a new widget of a cluster; None if this is not a Jupyter kernel, or anywidget is not installed."""
-    if _shell() is None or importlib.util.find_spec("anywidget") is None:
+    """Return a new widget of a cluster; None where there are none."""
+    if not has_widgets():
         return None
     from hpcgpu.widget.notebook_widget import ClusterWidget
 
     widget = ClusterWidget(
         lambda: take_snapshot(cluster), lambda: _is_final(cluster, widget.feed.latest), _Control(cluster)
     )
-    widget.saved_picture = SavedPicture(
-        lambda snapshot: _publish(_stored(cluster, widget, snapshot), widget, update=True)
-    )
+    keep_picture(cluster, widget)
     return widget
+
+
+def keep_picture(cluster: object, widget: ClusterWidget) -> None:
+    """Let the file of the notebook have a picture of the cluster that is not too old."""
+    widget.saved_picture = SavedPicture(
+        lambda snapshot: publish(_stored(cluster, widget, snapshot), widget, update=True)
+    )
 
 
 def _is_final(cluster: Shown, latest: Snapshot | None) -> bool:
@@ -143,8 +153,15 @@ def _is_final(cluster: Shown, latest: Snapshot | None) -> bool:
         return False
     if not cluster.reads_only or latest is None:
         return not cluster.reads_only
+    return nothing_runs(latest)
+
+
+def nothing_runs(snapshot: Snapshot) -> bool:
+    """Whether the cluster has ended, and its jobs too."""
     ends = {JobState.PENDING.value, JobState.RUNNING.value, JobState.COMPLETING.value}
-    return latest.state == "closed" or (latest.state == "ended" and not any(job.state in ends for job in latest.jobs))
+    return snapshot.state == "closed" or (
+        snapshot.state == "ended" and not any(job.state in ends for job in snapshot.jobs)
+    )
 
 
 def show(cluster: Shown, widget: ClusterWidget | None, *, now: bool = False) -> int | None:
@@ -155,7 +172,7 @@ def show(cluster: Shown, widget: ClusterWidget | None, *, now: bool = False) -> 
     now : bool, default False
         Do not wait for a picture: the cluster starts.
     """
-    _publish(bundle(cluster, widget, now=now), widget)
+    publish(bundle(cluster, widget, now=now), widget)
     return cell()
 
 
@@ -164,13 +181,14 @@ def cell() -> int | None:
     return getattr(_shell(), "execution_count", None)
 
 
-def _publish(data: dict[str, Any], widget: ClusterWidget | None, *, update: bool = False) -> None:
+def publish(data: dict[str, Any], widget: ClusterWidget | None, *, update: bool = False) -> None:
+    """Show what a notebook may show, by MIME type, in the cell that runs; or put it in the place of what was shown."""
     from IPython.display import display
 
     display(data, raw=True, update=update, **({} if widget is None else {"display_id": f"hpcgpu-{widget.model_id}"}))
 
 
-def _fixed(cluster: Shown, widget: ClusterWidget) -> dict[str, Any]:
+def _fixed(cluster: object, widget: ClusterWidget) -> dict[str, Any]:
     data, _ = widget._repr_mimebundle_() or ({}, {})
     return {**data, "text/plain": repr(cluster)}
 
@@ -182,7 +200,11 @@ def bundle(cluster: Shown, widget: ClusterWidget | None, *, now: bool = False) -
     widget.feed.start()
     # an asynchronous cluster may run in this event loop, so do not block
     still = now or cluster.asynchronous
-    snapshot = cluster._snapshot([]) if still else widget.feed.wait_first(_FIRST)
+    return live(cluster, widget, cluster._snapshot([]) if still else widget.feed.wait_first(FIRST))
+
+
+def live(cluster: object, widget: ClusterWidget, snapshot: Snapshot | None) -> dict[str, Any]:
+    """Return what a notebook shows, by MIME type, where widgets run; the snapshot is the first one, if there is one."""
     if snapshot is None:
         return _fixed(cluster, widget)
     if widget.saved_picture is not None:
@@ -190,7 +212,7 @@ def bundle(cluster: Shown, widget: ClusterWidget | None, *, now: bool = False) -
     return _stored(cluster, widget, snapshot)
 
 
-def _stored(cluster: Shown, widget: ClusterWidget, snapshot: Snapshot) -> dict[str, Any]:
+def _stored(cluster: object, widget: ClusterWidget, snapshot: Snapshot) -> dict[str, Any]:
     """Return the widget and what the notebook file keeps: a picture, and data by which JupyterLab finds the cluster."""
     jobs = [job.id for job in snapshot.jobs if job.id]
     about = {"name": snapshot.name, "directory": snapshot.directory, "jobs": jobs, "model_id": widget.model_id}

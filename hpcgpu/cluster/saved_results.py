@@ -107,21 +107,39 @@ class SavedResults(ClusterInspection):
         return held_futures.keep(lambda client: client.cluster is self or directory_of(client) == path)
 
     def _checkpoint_directory(self, path: str | Path | None) -> str | Path:
-        if (place := path or self.options.cluster.checkpoint_directory) is None:
-            raise OptionError(
-                "checkpoint: write where it is, as path=... or for the cluster as checkpoint_directory=..., for "
-                "example '$SCRATCH/checkpoints': a directory that all nodes see, with room for the data"
-            )
-        return place
+        return chosen(path, self.options.cluster.checkpoint_directory)
 
     def _with_client(self, futures: list[Future], function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Call a function with the client of these futures, or else with the client of this cluster."""
         self._check_usable()
-        client = futures[0].client if futures else self.get_client()
-        if not self.asynchronous:
-            return function(client, *arguments, **named)
+        return with_client(self, futures, function, *arguments, **named)
 
-        async def call() -> Any:
-            return await function(await client, *arguments, **named)
 
-        return call()
+def chosen(path: str | Path | None, of_cluster: str | Path | None) -> str | Path:
+    """Return the directory of checkpoints.
+
+    Raises
+    ------
+    OptionError
+        There is none.
+    """
+    if (place := path or of_cluster) is None:
+        raise OptionError(
+            "checkpoint: write where it is, as path=... or for the cluster as checkpoint_directory=..., for "
+            "example '$SCRATCH/checkpoints': a directory that all nodes see, with room for the data"
+        )
+    return place
+
+
+def with_client(
+    cluster: Any, futures: list[Future], function: Callable[..., Any], *arguments: Any, **named: Any
+) -> Any:
+    """Call a function with the client of these futures, or else with the client of a cluster."""
+    client = futures[0].client if futures else cluster.get_client()
+    if not cluster.asynchronous:
+        return function(client, *arguments, **named)
+
+    async def call() -> Any:
+        return await function(await client, *arguments, **named)
+
+    return call()

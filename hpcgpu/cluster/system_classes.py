@@ -27,6 +27,7 @@ class SlurmGPUCluster(GPUCluster):
         def __init__(
             self,
             *,
+            host: str | None = None,
             scheduler: typed.SlurmSchedulerArguments | Literal["local"] | None = None,
             asynchronous: bool = False,
             loop: Any = None,
@@ -50,6 +51,7 @@ class PBSGPUCluster(GPUCluster):
         def __init__(
             self,
             *,
+            host: str | None = None,
             scheduler: typed.PBSSchedulerArguments | Literal["local"] | None = None,
             asynchronous: bool = False,
             loop: Any = None,
@@ -76,6 +78,7 @@ class LocalGPUCluster(GPUCluster):
         def __init__(
             self,
             *,
+            host: str | None = None,
             scheduler: typed.LocalSchedulerArguments | Literal["local"] | None = None,
             asynchronous: bool = False,
             loop: Any = None,

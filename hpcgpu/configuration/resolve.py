@@ -129,6 +129,7 @@ def _joined(classes: OptionClasses, arguments: Mapping[str, Any]) -> _Given:
     own = ("cluster", "worker")
     given = _canonical(classes, {k: v for k, v in arguments.items() if v is not None and k != "scheduler"}, "", own)
     config, sections = configured(system)
+    config.pop("host", None)  # see `hpcgpu.configuration.login_node`
     site = given.get("profile", config.get("profile"))
     profile = _profile(site, classes) if site is not None else None
     known = plain(profile.options) if profile is not None else {}

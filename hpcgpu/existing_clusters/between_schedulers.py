@@ -16,6 +16,7 @@ from hpcgpu.display.job_info import JobInfo
 from hpcgpu.display.job_table import why
 from hpcgpu.errors import OptionError
 from hpcgpu.existing_clusters.query_jobs import ended_by_itself
+from hpcgpu.posix.full_disk import is_full
 from hpcgpu.store import saved_options
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.managers import ManagerRecord
@@ -82,6 +83,7 @@ def between_schedulers(directory: ClusterDirectory, jobs: Sequence[JobInfo], *, 
     sentences = [
         f"scheduler job {ended.id} has ended{ago} ({how})",
         _next(following, manager, directory.path.name, noticed=noticed, now=now),
+        _full(directory),
         _waiting(jobs, options, ended.ended, now=now),
     ]
     return Restart(since=ended.ended, comes=comes, sentences=[*filter(None, sentences)])
@@ -119,6 +121,12 @@ def _next(job: JobInfo | None, manager: ManagerRecord | None, name: str, *, noti
         return f"the next scheduler job {job.id} runs on {job.node or 'its node'}, and {does}{reason}"
     reason = why(job, now=now)
     return f"the next scheduler job {job.id} is {job.state} for {duration(job.waited)}" + f": {reason}" * bool(reason)
+
+
+def _full(directory: ClusterDirectory) -> str:
+    """Return that the next scheduler cannot write its address, and what to do; empty if it can."""
+    full = is_full(directory.path)
+    return f"its address cannot be written: the disk of {directory.path} is full. Make room there" if full else ""
 
 
 def _waiting(jobs: Iterable[JobInfo], options: saved_options.Saved, since: float | None, *, now: float) -> str:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-import warnings
 from contextlib import suppress
 from pathlib import Path
 
 from hpcgpu.batch import batch_system
-from hpcgpu.errors import ClusterError, ClusterWarning, HpcgpuError
+from hpcgpu.errors import ClusterError, HpcgpuError
 from hpcgpu.existing_clusters.lookup import locate
 from hpcgpu.manager.manager import Manager
 from hpcgpu.manager.take_over import program
+from hpcgpu.orders.manager_on_login_node import on_login_node
+from hpcgpu.orders.run_manager import manage_alone, run
 from hpcgpu.runtime.scheduler_connection import scheduler_of, unreachable
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Detach, apply
 from hpcgpu.store import saved_options
@@ -29,13 +30,16 @@ from hpcgpu.store.directory import ClusterDirectory
 _TIMEOUT = 120.0
 
 
-def in_scheduler_job(directory: ClusterDirectory, command: Adapt) -> str:
-    """Let the scheduler job scale a group of workers, from now on or from its start; return a message on the result.
+def in_scheduler_job(directory: ClusterDirectory, command: Adapt | None) -> str:
+    """Let the scheduler job manage the cluster, from now on or from its start; return a message on the result.
+
+    With a command it scales a group of workers by their work; with None it keeps the sizes. Where compute nodes cannot
+    submit jobs, a process on this machine manages the cluster.
 
     Raises
     ------
     ClusterError
-        The cluster was closed, or jobs cannot be submitted from its scheduler's node.
+        The cluster was closed, its scheduler does not answer, or nothing can manage the cluster.
     """
     name, kept = directory.path.name, saved_options.read(directory)
     if kept.options.scheduler is None:
@@ -43,11 +47,13 @@ def in_scheduler_job(directory: ClusterDirectory, command: Adapt) -> str:
             f"cluster {name} has no scheduler job: its scheduler runs in the program that made it (scheduler='local'). "
             "Call `adapt` in that program"
         )
-    earlier, group = directory.wanted(), command.group
+    earlier = directory.wanted()
     wanted = apply(earlier, Detach(unattended=True))
-    if group not in wanted.groups:  # a cluster that `hpcgpu render` made has no record of its groups
-        wanted = apply(wanted, AddGroup(group, 0))
-    directory.want(apply(wanted, command))
+    if command is not None:
+        if command.group not in wanted.groups:  # a cluster that `hpcgpu render` made has no record of its groups
+            wanted = apply(wanted, AddGroup(command.group, 0))
+        wanted = apply(wanted, command)
+    directory.want(wanted)
     contact = directory.contact()  # after the request: a scheduler that starts now reads it
     if contact is None:
         directory.leave(directory.take_over(program()).number)  # from a program that waits for the scheduler
@@ -56,12 +62,16 @@ def in_scheduler_job(directory: ClusterDirectory, command: Adapt) -> str:
         problem = asyncio.run(asyncio.wait_for(_start(contact, directory), _TIMEOUT))
     except (OSError, TimeoutError) as error:
         problem = unreachable(f"its scheduler at {contact.client}", error)
-    if problem:
         directory.want(earlier)
-        raise ClusterError(
-            f"the scheduler job of cluster {name} cannot scale it: {problem}. Let a program on a login node do it, "
-            f"by from_name({name!r}).adapt(...)"
-        )
+        raise ClusterError(f"cluster {name} cannot be changed now: {problem}") from error
+    if problem:
+        try:
+            return f"{on_login_node(directory)}. The scheduler job cannot: {problem}"
+        except ClusterError as error:
+            directory.want(earlier)
+            raise ClusterError(
+                f"the scheduler job of cluster {name} cannot scale it: {problem}. And {error}"
+            ) from error
     return f"{name}: its scheduler job scales it from now on"
 
 
@@ -75,9 +85,7 @@ async def _start(contact: Contact, directory: ClusterDirectory) -> str:
 
 def main(path: Path) -> None:
     """Scale as the cluster directory requests, until the cluster ends."""
-    # `_manage` prints warnings of the cluster; warnings of the directory were shown when the cluster started
-    warnings.simplefilter("ignore", ClusterWarning)
-    asyncio.run(_manage(locate(path)))
+    manage_alone(lambda: _manage(locate(path)))
 
 
 async def _manage(directory: ClusterDirectory) -> None:
@@ -94,18 +102,15 @@ async def _manage(directory: ClusterDirectory) -> None:
     for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, receive, number)
     manager = Manager.of_existing(directory, batch_system(directory.system), ends_jobs=False, in_scheduler_job=True)
-    printed = 0
-    try:
-        await manager.start()
-        while not end.is_set() and manager.managing:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(end.wait(), 1.0)
-            printed = _print_new(manager, printed)
-    finally:
+
+    async def leave() -> None:
         if received - {signal.SIGHUP} and manager.managing:
             await _scheduler_ended(manager, over=signal.SIGINT in received)
         await manager.close(release=False)
-        _print_new(manager, printed)
+
+    try:
+        await run(manager, end, leave)
+    finally:
         # asyncio closes its pipe before it removes its handlers: a signal between the two is no error in the log
         signal.set_wakeup_fd(-1)
 
@@ -122,14 +127,6 @@ async def _scheduler_ended(manager: Manager, *, over: bool) -> None:
         await restarts.abandon()
         with suppress(OSError):
             manager.state.dispatcher.directory.begin_close()
-
-
-def _print_new(manager: Manager, printed: int) -> int:
-    """Print what the manager did since the last call; return how much of its log is printed."""
-    text = manager.messages.text()
-    if len(text) > printed:
-        print(text[printed:].strip(), flush=True)
-    return len(text)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import operator
 import os
 import stat
 import time
@@ -20,7 +22,9 @@ LIMIT = 64 << 20
 #: While another machine replaces a file, the read is repeated for this many seconds, after this first pause. Some
 #: filesystems remember names for five seconds.
 _TIMEOUT, _PAUSE = 6.0, 0.02
-_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+_NAMES = ("O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_BINARY")
+#: Flags for `os.open`. Windows has only the last one, and other systems all but that.
+SAFE: int = functools.reduce(operator.or_, (getattr(os, name, 0) for name in _NAMES))
 
 
 def opened(path: Path) -> BufferedReader:
@@ -32,7 +36,7 @@ def opened(path: Path) -> BufferedReader:
         The file does not exist, cannot be read, belongs to another user, or is no regular file.
     """
     _judge(path, os.lstat(path), {0, os.geteuid()})
-    descriptor = os.open(path, os.O_RDONLY | _SAFE)
+    descriptor = os.open(path, os.O_RDONLY | SAFE)
     try:
         _judge(path, os.fstat(descriptor), {0, os.geteuid()})
         return open(descriptor, "rb")
@@ -92,7 +96,7 @@ def created(path: Path) -> int:
     OSError
         The file cannot be made or written, belongs to another user, is no regular file, or has another name too.
     """
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | _SAFE, 0o600)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | SAFE, 0o600)
     try:
         about = os.fstat(descriptor)
         if not (stat.S_ISCHR(about.st_mode) and about.st_uid == 0):
@@ -113,7 +117,7 @@ def refresh(directory: Path) -> None:
     The function sets the directory's mode to its present value. Otherwise the client may trust its cache.
     """
     with contextlib.suppress(OSError):
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | _SAFE)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | SAFE)
         try:
             about = os.fstat(descriptor)
             if about.st_uid == os.geteuid():

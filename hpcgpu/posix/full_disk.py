@@ -16,7 +16,7 @@ _REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "Check the owner and the permissions of the directory"),
     **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "Somebody has removed or replaced the directory"),
     **dict.fromkeys(
-        (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EREMOTEIO),
+        (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, getattr(errno, "EREMOTEIO", errno.EIO)),
         "Its filesystem has a fault. Try again later. If it stays, tell the site's support",
     ),
 }

@@ -9,6 +9,7 @@ directory above may be like ``/tmp``.
 
 This module sees modes only. Modes do not show the ACLs of NFSv4, GPFS and Lustre servers. They do show POSIX ACLs: the
 mode then has the ACL's mask in the place of the group (``man 5 acl``). The result is true at the time of the check.
+Windows has neither owners nor modes of this kind. There nothing is found: the user's own directories are private.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import grp
 import os
-import pwd
 import shlex
 import stat
 import warnings
@@ -187,6 +186,8 @@ def weaknesses(path: Path, *, shared: bool = False, group_may_write: bool = Fals
     OSError
         It is not there.
     """
+    if not hasattr(os, "geteuid"):
+        return []
     found, may_group = list[Weakness](), shared or group_may_write
     for place, about, last in _walk(path):
         weakness = _weakness(place, about, above=shared or not last, listed=may_group or not last)
@@ -249,6 +250,9 @@ def _chmod(place: Path, about: os.stat_result, change: str) -> str:
 
 def _private_group(place: Path, about: os.stat_result) -> bool:
     """Whether the group is the private group that most systems give each user, and no ACL names others."""
+    import grp
+    import pwd
+
     try:
         owner, group = pwd.getpwuid(about.st_uid), grp.getgrgid(about.st_gid)
     except KeyError:
@@ -262,6 +266,8 @@ def _private_group(place: Path, about: os.stat_result) -> bool:
 
 
 def _user(uid: int) -> str:
+    import pwd
+
     try:
         return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
@@ -269,6 +275,8 @@ def _user(uid: int) -> str:
 
 
 def _group(gid: int) -> str:
+    import grp
+
     try:
         return grp.getgrgid(gid).gr_name
     except KeyError:

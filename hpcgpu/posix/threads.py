@@ -12,6 +12,13 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 
+def in_event_loop() -> bool:
+    """Whether an event loop runs in this thread."""
+    with contextlib.suppress(RuntimeError):
+        return asyncio.get_running_loop() is not None
+    return False
+
+
 async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
     """Run a blocking function in a daemon thread of its own.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import grp
 import os
-import pwd
 
 
 def user_name() -> str:
     """Return the user's name, or the user's id if the password database has no entry, as in some containers."""
+    import pwd
+
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -18,6 +18,8 @@ def user_name() -> str:
 
 def group_names() -> frozenset[str]:
     """Return the names of the user's groups."""
+    import grp
+
     names = set()
     for gid in {os.getgid(), *os.getgroups()}:
         with contextlib.suppress(KeyError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,11 +22,11 @@ from hpcgpu import LocalGPUCluster, connect
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.dask_ctl import discover
 from hpcgpu.configuration.resolve import resolve
+from hpcgpu.dask_scheduler.keep_manager_running import LOG
 from hpcgpu.orders import manager_in_scheduler_job
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.wanted_state import Adapt
 from hpcgpu.store import create_directory, saved_options
-from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, told
 from tests.helpers import CPU, ON_CPUS, block_queue, command, hpcgpu, printed, start_program
 
@@ -223,6 +224,25 @@ with Client() as client:
 """
 
 
+def test_a_job_that_hpcgpu_did_not_cancel_is_not_called_so_after_a_change_of_size(
+    queue: LocalQueue, until: Until
+) -> None:
+    assert hpcgpu("start", "lost", *ON_CPUS, "--jobs", "1").returncode == 0
+    [job] = queue.find("lost-0")
+    until(lambda: status("lost")["workers"] == 1, "its worker is there")
+    queue.cancel([job])
+
+    def seen() -> dict[str, Any]:
+        return next(one for one in status("lost")["jobs"] if one["id"] == job)
+
+    until(lambda: seen()["state"] == "cancelled", "the queue has ended it")
+    before = seen()["reason"]
+    done = hpcgpu("scale", "lost", "--jobs", "0", "--json")
+    after = next(one["reason"] for one in json.loads(done.stdout) if one["id"] == job)
+    assert after == before != "hpcgpu cancelled it", done.stdout
+    assert hpcgpu("stop", "lost").returncode == 0
+
+
 def test_run_passes_the_exit_code_on_and_leaves_no_job(queue: LocalQueue, home: Path) -> None:
     (home / "program.py").write_text(PROGRAM)
     done = hpcgpu("run", *ON_CPUS, "--jobs", "2", "--quiet", "--", sys.executable, str(home / "program.py"), "7")
@@ -313,17 +333,39 @@ def test_a_waiting_cluster_adapts_as_soon_as_it_starts(
     assert hpcgpu("stop", "soon").returncode == 0
 
 
-def test_a_site_whose_compute_nodes_cannot_submit_is_said(pbs: Site, home: Path) -> None:
+def runs(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def test_where_compute_nodes_cannot_submit_a_process_of_the_login_node_scales_the_cluster(
+    pbs: Site, home: Path, until: Until
+) -> None:
     pbs.change(lambda state: state["environment"].update(PATH="/usr/bin:/bin"))
     on_pbs = ("--system", "pbs", "--gpus-per-node", "0", "--cores", "1", "--poll-interval", "0.5")
     assert hpcgpu("start", "there", *on_pbs).returncode == 0
-    done = hpcgpu("adapt", "there", "--maximum-jobs", "2")
-    assert done.returncode == 1
-    assert "compute nodes of this site cannot submit jobs: `qsub` was not found" in done.stderr
-    assert "Let a program on a login node do it" in done.stderr
-    wanted = ClusterDirectory(home / "clusters" / "there").wanted()
-    assert not wanted.unattended and wanted.sizes == {"default": 0}, "a later manager does not adapt it"
+    done = hpcgpu("adapt", "there", "--minimum-jobs", "1", "--maximum-jobs", "2")
+    assert done.returncode == 0, done.stderr
+    assert "compute nodes of this site cannot submit jobs: `qsub` was not found" in done.stdout
+    until(lambda: "adaptive, 1 to 2 jobs" in status("there")["manager"], "the scheduler knows who scales")
+    until(lambda: status("there")["workers"] == 1, "the minimum is there")
+    [manager] = re.findall(r"hpcgpu manage [(]process ([0-9]+) on", status("there")["manager"])
+    again = hpcgpu("manage", "there")
+    assert again.returncode == 1 and "manages cluster there already" in again.stderr
+    assert hpcgpu("scale", "there", "--jobs", "0").returncode == 0
+    until(lambda: status("there")["workers"] == 0, "it does what is requested")
+    os.kill(int(manager), signal.SIGTERM)
+    until(lambda: not runs(int(manager)), "it leaves the cluster")
+    until(lambda: "no program scales the cluster" in status("there")["manager"], "the scheduler job cannot")
+    done = hpcgpu("manage", "there")
+    assert done.returncode == 0 and "there: hpcgpu manage (process " in done.stdout, done.stderr
+    [manager] = re.findall(r"[(]process ([0-9]+) on", done.stdout)
     assert hpcgpu("stop", "there").returncode == 0
+    until(lambda: not runs(int(manager)), "it ends with the cluster")
+    ended = hpcgpu("manage", "there")
+    assert ended.returncode == 1 and "cluster there was closed" in ended.stderr, ended.stderr
+    assert "Traceback" not in (home / "clusters" / "there" / "logs" / LOG).read_text()
 
 
 def test_it_is_a_command_of_dask_too(home: Path) -> None:

@@ -1,0 +1,1 @@
+"""Runs commands on another host by the system's ssh, and carries connections through it."""
