@@ -22,6 +22,7 @@
     ├── CheckpointError              data of a cluster could not be saved or restored             (also a RuntimeError)
     ├── CertificateError             the cluster's certificate cannot be used now
     ├── AuthenticationError          the other side of a connection does not belong to the cluster
+    ├── HostError                    a login node cannot be used by ssh                           (also a RuntimeError)
     └── LaunchError                  the first step of a job cannot start its scheduler or workers
 
     ClusterWarning                   something is wrong, and the cluster continues                 (a UserWarning)
@@ -44,6 +45,7 @@ __all__ = [
     "ClusterExists",
     "ClusterWarning",
     "Damaged",
+    "HostError",
     "HpcgpuError",
     "LaunchError",
     "NameLost",
@@ -262,6 +264,13 @@ class AuthenticationError(HpcgpuError):
 
     Something else listens or connects on that port, or it has the key of an earlier cluster. Connect by the name
     of the cluster (``hpcgpu.connect``), which reads the key and the address together.
+    """
+
+
+class HostError(HpcgpuError, RuntimeError):
+    """A login node cannot be used by ssh; the message says why, in ssh's own words, and what to do.
+
+    The jobs of a cluster on it are not concerned. If ``ssh HOST`` logs in, hpcgpu can do so, too.
     """
 
 

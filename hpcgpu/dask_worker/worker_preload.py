@@ -23,6 +23,7 @@ from hpcgpu.dask_worker import accept_tasks, count_calls, start_again, uploaded_
 from hpcgpu.dask_worker.gpu_metrics import GPUS, METRIC, SENT, Device
 from hpcgpu.fabric import authenticated_tcp, tls_connections, ucx_authentication
 from hpcgpu.fabric.connection_report import NODE
+from hpcgpu.posix.standard_streams import drop_what_cannot_be_written
 from hpcgpu.runtime import dashboard_access, preemption, results_in_host_memory
 from hpcgpu.runtime.forkserver import METHOD, NANNY_MODULE, NANNY_PRELOAD
 from hpcgpu.runtime.job_identity import JOB, job_identity
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from distributed.worker import Worker
 
 
+drop_what_cannot_be_written()  # of a worker that is no fork of the first process of its job
 ucx_authentication.install()
 dashboard_access.guard_servers_of_this_process()
 authenticated_tcp.install()

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.status import Status
@@ -101,6 +101,8 @@ class Progress:
 
     REPEAT = 60.0
     CHANGE = 10.0
+    #: When a wait of this process has last looked at what it waits for; None while there is none.
+    looked: ClassVar[float | None] = None
 
     def __init__(self, quiet: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.quiet = quiet
@@ -119,6 +121,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        Progress.looked = None
         if self._live is not None:
             self._live.stop()
         if self._cell is not None and self._what:  # the line stays in the cell, so it must remain true
@@ -133,6 +136,7 @@ class Progress:
         printed when `what` changes, when `detail` changes in more than its numbers (at most every 10 s), and every
         minute.
         """
+        Progress.looked = time.monotonic()
         if self.quiet:
             return
         line, self._what = printable(f"{what}: {detail}" if detail else what), printable(what)

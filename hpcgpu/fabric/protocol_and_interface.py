@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
@@ -307,6 +306,8 @@ def _ucx_transports() -> tuple[tuple[str, ...], str]:
 
 def locked_memory() -> int | None:
     """Return how many bytes this process may lock; None without a limit, which root never has (``man 2 mlock``)."""
+    import resource
+
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return None if limit == resource.RLIM_INFINITY or os.geteuid() == 0 else limit
 

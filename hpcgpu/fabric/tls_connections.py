@@ -176,11 +176,16 @@ class _Connector(tcp.TLSConnector):  # type: ignore[misc]
             if why := _explain(error, connection_args["ssl_context"], self.prefix + address):
                 raise FatalCommClosedError(why) from error
             raise
+        except ValueError as error:
+            if "not idle" in str(error):  # tornado, if the peer has closed the connection before TLS begins
+                raise CommClosedError(f"{self.prefix}{address} has closed the connection") from error
+            raise
 
 
 def _left(error: OSError) -> bool:
     """Whether a peer has closed its connection: one that only tests whether the port listens is not refused."""
-    return isinstance(error, ssl.SSLEOFError | ConnectionError) or error.errno == errno.ENOTCONN
+    ended = ssl.SSLEOFError | ssl.SSLZeroReturnError  # the latter in Debian 12's Python 3.11.2
+    return isinstance(error, ended | ConnectionError) or error.errno == errno.ENOTCONN
 
 
 class _Listener(GuardedListener, tcp.TLSListener):  # type: ignore[misc]

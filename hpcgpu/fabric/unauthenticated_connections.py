@@ -15,7 +15,6 @@ workers start, they wait in the kernel in their order.
 from __future__ import annotations
 
 import logging
-import resource
 import socket
 import time
 from collections.abc import Iterable
@@ -51,6 +50,8 @@ class Connection(Protocol):
 
 def most_at_a_time() -> int:
     """Return how many connections a listener keeps: they use at most a quarter of the file descriptors."""
+    import resource
+
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if soft == resource.RLIM_INFINITY else max(min(soft // 4, _MOST), 1)
 

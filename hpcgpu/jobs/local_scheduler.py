@@ -21,6 +21,7 @@ from hpcgpu.fabric import interface_addresses
 from hpcgpu.jobs.job import Job
 from hpcgpu.options.shared_options_and_defaults import Options
 from hpcgpu.runtime import dashboard_access, scratch
+from hpcgpu.runtime.complete_dask_commands import NO_LIMIT
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -48,6 +49,7 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
                 port=0,
                 security=security,
                 dashboard_address="127.0.0.1:0",
+                allowed_failures=NO_LIMIT,  # hpcgpu counts them
                 **arguments,
             )
 

@@ -35,15 +35,18 @@ def answer_clients(state: ClusterState, address: str, *, restarts: bool) -> None
 async def _why_lost(
     of: weakref.ref[ClusterState], directory: ClusterDirectory, address: str, scheduler_job: str
 ) -> str:
-    """Wait until it is known why a scheduler is lost; empty if this program closed the cluster while that one lived."""
+    """Wait until it is known why a scheduler is lost; empty if this program closed the cluster while that one lived.
+
+    What this program has left, it may have forgotten too: then the queue and the journal answer.
+    """
     while (state := of()) is not None and not (state.phase.closing or state.phase.left):
         if why := state.phase.lost or state.lost_schedulers.get(address):
             return why.partition("\n")[0]
         del state
         await asyncio.sleep(0.1)
-    if state is not None and state.phase.left:
+    if state is None or state.phase.left:
         return await lost_scheduler.end_in_queue(directory, scheduler_job)
-    if state is not None and address in state.lost_schedulers:
+    if address in state.lost_schedulers:
         return f"cluster {state.name} was closed before it had another scheduler"
     return ""
 
@@ -61,6 +64,6 @@ async def _next_address(
             return ""
         del state, client
         await asyncio.sleep(0.1)
-    if state is not None and state.phase.left:  # then another program may restart the scheduler
+    if state is None or state.phase.left:  # then another program may restart the scheduler
         return await lost_scheduler.next_contact(directory, address, scheduler_job)
     return ""

@@ -64,7 +64,8 @@ def _forget_in_child() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)
 
 
 @atexit.register

@@ -105,14 +105,15 @@ class SchedulerRestarts:
             status = present.queue_status
             if next_is_due(status.start, status.end, self._waits(present), now=state.now):
                 self._submit_next(None)
-            elif self.following is None and state.wanted.detached:
+            elif self.following is None and state.wanted.detached and state.dispatcher.batch.waits_for_end:
                 self._submit_next(present.job_id)
 
     def leave(self) -> None:
         """Let the queue start another scheduler job when the present one ends: this program leaves the cluster."""
-        present = self.state.scheduler
-        if self.following is None and isinstance(present, SchedulerJob) and present.job_id and not present.ended:
-            self._submit_next(present.job_id)
+        present, can_wait = self.state.scheduler, self.state.dispatcher.batch.waits_for_end
+        if can_wait and self.following is None and isinstance(present, SchedulerJob) and present.job_id:
+            if not present.ended:
+                self._submit_next(present.job_id)
 
     def _submit_next(self, after_end: str | None) -> None:
         """Submit a job that should follow, perhaps in the place of one that waits for the end of the present one."""

@@ -43,7 +43,7 @@ class _Info(SchedulerInfo):  # type: ignore[misc]
 
 
 class SchedulerClient:
-    """The scheduler, over distributed's RPC and its stream of events about workers.
+    """The scheduler, over distributed's RPC and its stream of events about workers. It is made in an event loop.
 
     Each call raises `OSError` or `TimeoutError` if the scheduler does not answer.
 
@@ -73,6 +73,7 @@ class SchedulerClient:
         self.rpc = rpc(address, connection_args=security.get_connection_args("client"))
         self.info: dict[str, Any] = _Info({"workers": {}})
         self._joined, self._left = joined, left
+        self._loop = asyncio.get_running_loop()
         self._comm: Any = None
         self._stream: asyncio.Task[None] | None = None
         self._workers, self._loads = Known(), Known()
@@ -84,7 +85,11 @@ class SchedulerClient:
         return str(self.rpc.address)
 
     def move(self, address: str) -> None:
-        """Query another scheduler of the cluster from now on. The stream is not opened again."""
+        """Query another scheduler of the cluster from now on; another thread may call it.
+
+        The stream is not opened again.
+        """
+        asyncio.run_coroutine_threadsafe(self.rpc.close_rpc(), self._loop)
         self.rpc = rpc(address, connection_args=self.rpc.connection_args)
         self._workers, self._loads = Known(), Known()
 

@@ -244,7 +244,7 @@ def _attach_worker_job(state: ClusterState, submit: Submit, job_id: str, sizes: 
         job.drain(Drain.DELETED, begun=over)
     elif over or submit.cancelled:
         job.drain(Drain.ZERO if sizes.get(job.group.name) == 0 else Drain.UNWANTED, begun=over)
-    if over:
+    if known is JobState.COMPLETING:
         state.dispatcher.cancelled.add(job_id)  # it needs no cancel
     job.observe(now=state.now)
 

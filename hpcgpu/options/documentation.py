@@ -70,6 +70,7 @@ def describe(cls: Any, worker: type[WorkerOptions], scheduler: type[SchedulerOpt
     options = names(ClusterOptions) | names(worker)
     keyword = inspect.Parameter.KEYWORD_ONLY
     signature = [
+        inspect.Parameter("host", keyword, default=None),
         inspect.Parameter("scheduler", keyword, default=None),
         inspect.Parameter("asynchronous", keyword, default=False),
         inspect.Parameter("on_ending", keyword, default=None),
@@ -83,6 +84,8 @@ None counts as not given.
 
 Parameters
 ----------
+host : str, optional
+    A login node, as `ssh` knows it: the cluster is there, and this program uses it by ssh. See the page on laptops.
 scheduler : dict or "local", optional
     Options of the scheduler job (see below), or "local" to run the scheduler in this process.
 asynchronous : bool, default False

@@ -28,7 +28,7 @@ _OTHER_GPUS = {
     **dict.fromkeys(("aurora", "dawn", "supermuc-ng2"), "Intel"),
 }
 _SHIPPED = Path(__file__).parent
-_KEYS = {"about", "source", "date", "system", "needs", "notes", "advice", "options"}
+_KEYS = {"about", "source", "date", "system", "host", "needs", "notes", "advice", "options"}
 #: The topics of a site's advice.
 TOPICS = ("containers", "jupyter")
 
@@ -64,6 +64,8 @@ class Profile:
         Options by name, as in dask's configuration.
     advice : mapping of str to Advice
         By topic, see `TOPICS`.
+    host : str
+        The login node that a laptop uses by ssh; empty if the profile is for programs on the login node.
     path : Path
         The file.
     """
@@ -78,6 +80,7 @@ class Profile:
     notes: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     advice: Mapping[str, Advice] = field(default_factory=dict)
+    host: str = ""
 
     def check(self, given: Mapping[str, Any]) -> None:
         """Raise `OptionError` when the user has not given what the site needs."""
@@ -133,7 +136,7 @@ def _read(name: str, path: Path) -> Profile:
     try:
         if path.parent == user_directory():  # options such as `job_script_prologue` run in the jobs
             check(path, group_may_write=True)
-        content = yaml.safe_load(path.read_text())
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except NotTrusted as error:
         raise OptionError(f"profile {name!r}: {error}") from error
     except (OSError, yaml.YAMLError) as error:
@@ -156,6 +159,7 @@ def _read(name: str, path: Path) -> Profile:
         date=str(content.get("date", "")),
         system=str(content["system"]),
         path=path,
+        host=str(content.get("host") or ""),
         needs=tuple(str(option).replace("-", "_") for option in content.get("needs") or ()),
         notes=str(content.get("notes", "")),
         options=content["options"],

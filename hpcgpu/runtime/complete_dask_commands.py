@@ -26,6 +26,10 @@ from hpcgpu.store.directory import ClusterDirectory
 
 #: Memory pool of the scheduler's GPU if workers have one, as in dask-cuda's documentation for UCX.
 _SCHEDULER_POOL = "1GB"
+#: The variable with the number of lost workers that a task may have.
+ALLOWED_FAILURES = "HPCGPU_ALLOWED_FAILURES"
+#: What distributed allows instead: see `hpcgpu.dask_scheduler.lost_workers_as_failures`.
+NO_LIMIT = 10**9
 
 
 def worker_program(arguments: argparse.Namespace) -> str:
@@ -70,7 +74,7 @@ def worker_command(
     if not alone:
         retirement.begin()
     if own.warned:
-        preemption.listen(worker_program(arguments), None if alone else retirement)
+        preemption.listen(None if alone else retirement)
     command = [*arguments.command, "--name", name, "--protocol", contact.workers.split("://", 1)[0]]
     command += ["--preload", "hpcgpu.dask_worker.worker_preload"]
     os.environ["HPCGPU_GPUS"] = str(arguments.gpus or 0)  # for the preload
@@ -133,9 +137,18 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     os.environ["HPCGPU_FABRIC"] = json.dumps(
         {"fabric": chosen.why, "network": chosen.network, "interface": chosen.interface or ""}
     )
+    count_lost_workers()
     os.environ["HPCGPU_LEASE"] = f"{arguments.lease:g}"
     print(f"hpcgpu: {chosen.why}", file=sys.stderr)
     return command
+
+
+def count_lost_workers() -> None:
+    """Let hpcgpu count which lost workers are failures of their tasks, and not distributed."""
+    importlib.import_module("distributed")  # its defaults
+    allowed = importlib.import_module("dask.config").get("distributed.scheduler.allowed-failures")
+    os.environ[ALLOWED_FAILURES] = str(allowed)
+    os.environ["DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES"] = str(NO_LIMIT)
 
 
 def agreed_interface(contact: Contact, protocol: str, interface: str | None) -> str | None:

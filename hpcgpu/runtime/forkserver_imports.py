@@ -68,5 +68,5 @@ def _archives() -> tuple[type, ...]:
 
 os.register_at_fork(after_in_child=_own_random_numbers)
 util.register_after_fork(_end_as_spawned, _end_as_spawned)
-gc.collect()
 gc.freeze()  # else the first garbage collection of each worker copies the shared memory
+gc.enable()

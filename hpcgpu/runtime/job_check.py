@@ -31,6 +31,7 @@ from hpcgpu.errors import BatchError, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric import collectives_interface, interface_addresses, protocol_and_interface
 from hpcgpu.fabric.node_gpus import gpus_on_node
 from hpcgpu.posix.filesystems import filesystem, of_all_nodes
+from hpcgpu.posix.standard_streams import drop_what_cannot_be_written
 from hpcgpu.runtime import scratch, stage
 from hpcgpu.runtime.gpus_of_job import visible_gpus
 from hpcgpu.runtime.launch import job_arguments
@@ -230,6 +231,7 @@ def serve(address: str, directory: ClusterDirectory) -> tuple[socket.socket, int
 
 def main(argv: Sequence[str]) -> int:
     """Examine the job, write the result, and wait until the login node has read it."""
+    drop_what_cannot_be_written()
     stage.release_at_exit()
     parser = argparse.ArgumentParser(
         prog="python -m hpcgpu.runtime.job_check", description=__doc__.splitlines()[0] if __doc__ else ""

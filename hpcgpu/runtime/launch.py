@@ -31,9 +31,10 @@ from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.cuda_visible_devices import VARIABLE
 from hpcgpu.errors import Damaged, HpcgpuError, LaunchError, NotTrusted, OtherFormat
-from hpcgpu.fabric.node_gpus import gpus_on_node
-from hpcgpu.posix import variables_of_this_process
-from hpcgpu.runtime import forkserver, next_scheduler, preemption, stage, standby
+from hpcgpu.fabric.node_gpus import gpus_on_node, whole_uuids
+from hpcgpu.posix import standard_streams, variables_of_this_process
+from hpcgpu.posix.long_imports import long_imports
+from hpcgpu.runtime import dask_signals, forkserver, next_scheduler, preemption, stage, standby
 from hpcgpu.runtime.complete_dask_commands import scheduler_command, worker_command, worker_program
 from hpcgpu.runtime.credentials_of_job import exit_code, remove_secrets
 from hpcgpu.runtime.end_without_directory import watch_directory
@@ -46,9 +47,13 @@ from hpcgpu.runtime.scratch import temporary_place
 from hpcgpu.store import certificates_and_keys, removed_directory
 from hpcgpu.store.directory import ClusterDirectory
 
+#: Dask's program of the scheduler.
+_SCHEDULER = "distributed.cli.dask_scheduler"
+
 
 def main(argv: Sequence[str]) -> None:
     """Check the job, complete the Dask command, and become it."""
+    standard_streams.drop_what_cannot_be_written()
     faulthandler.enable()  # else a crash in a library leaves no line in the log of the job
     stage.release_at_exit()
     arguments, environment = _parse(argv), dict(os.environ)
@@ -110,11 +115,13 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # until Dask has its own handler
     if arguments.kind == "worker":
         try:
-            next_scheduler.notice_signals()
-            program = importlib.import_module(worker_program(arguments))
-            importlib.import_module("hpcgpu.dask_worker.start_again").let_nannies_end()
-            preemption.expect(program if own.warned else None)
-            fork_server = forkserver.begin(gpus=bool(arguments.gpus), at_end=at_end) if forks else None
+            dask_signals.replace()
+            dask_signals.add(next_scheduler.notice_signals)
+            with long_imports():  # also those of the fork server
+                importlib.import_module(worker_program(arguments))
+                importlib.import_module("hpcgpu.dask_worker.start_again").let_nannies_end()
+                preemption.expect(warned=own.warned and dask_signals.obeyed(gpus=bool(arguments.gpus)))
+                fork_server = forkserver.begin(gpus=bool(arguments.gpus), at_end=at_end) if forks else None
             watch_directory(directory)  # a thread: after the fork
             command = worker_command(arguments, directory, batch, own)
             command = forkserver.finish(fork_server, command, gpus=bool(arguments.gpus))
@@ -124,7 +131,8 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
         return command, place
     watch_directory(directory)
     if arguments.restarts:
-        standby.wait_until_alone(directory, batch, own)
+        patience = next_scheduler.restart_wait(arguments, directory, own)
+        standby.wait_until_alone(directory, batch, own, patience or 0.0)
     else:
         check_alone(directory, own.job_id)
     at_end.callback(remove_secrets, directory, directory.token(), own.job_id, restarts=arguments.restarts)
@@ -168,7 +176,7 @@ def choose_gpus(arguments: argparse.Namespace) -> None:
     on_node = None if VARIABLE in os.environ or not arguments.gpus else gpus_on_node()
     visible = visible_gpus(arguments.gpus, os.environ, on_node, whole_nodes=arguments.whole_nodes, kind=arguments.kind)
     if visible is not None:
-        os.environ[VARIABLE] = visible
+        os.environ[VARIABLE] = whole_uuids(visible)
 
 
 def configure(directory: ClusterDirectory) -> None:
@@ -179,8 +187,11 @@ def configure(directory: ClusterDirectory) -> None:
 
 def guard_dashboard() -> None:
     """Let the dashboard of this scheduler require its token."""
-    from hpcgpu.runtime import dashboard_access  # imports Dask
+    with long_imports():
+        importlib.import_module(_SCHEDULER)
+        from hpcgpu.runtime import dashboard_access
 
+    del sys.modules[_SCHEDULER]  # it is run as a program, and Python warns of a program that was imported
     dashboard_access.guard_servers_of_this_process()
 
 

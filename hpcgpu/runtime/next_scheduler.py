@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
 import os
 import signal
 import sys
@@ -26,6 +25,7 @@ from hpcgpu.batch.base import OwnJob
 from hpcgpu.display.counts_and_durations import counted, duration
 from hpcgpu.errors import HpcgpuError
 from hpcgpu.runtime import stage
+from hpcgpu.runtime.dask_signals import Wait
 from hpcgpu.runtime.scheduler_connection import ConnectionResult, identify
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
@@ -79,14 +79,11 @@ def reap_earlier_workers() -> None:
             pass
 
 
-def notice_signals() -> None:
+def notice_signals(wait_for_signals: Wait) -> Wait:
     """Notice each SIGTERM that ends the workers of this process: a person, or the queue, wants the job to end.
 
-    Dask may get it while the workers end with their scheduler, and does not say so. Call this before Dask's program is
-    imported.
+    Dask may get it while the workers end with their scheduler, and does not say so.
     """
-    signals: Any = importlib.import_module("distributed._signals")
-    wait_for_signals = signals.wait_for_signals
 
     async def notices() -> int:
         waiting = asyncio.ensure_future(wait_for_signals())
@@ -100,11 +97,11 @@ def notice_signals() -> None:
         signal.signal(signal.SIGTERM, notice)
         return int(await waiting)
 
-    signals.wait_for_signals = notices
+    return notices
 
 
 def watch(directory: ClusterDirectory, contact: Contact) -> None:
-    """End the workers of this process when the cluster has another scheduler than this one: they may still start.
+    """End the workers of this process when the cluster has another scheduler, or ends: they may still start.
 
     A worker that has not connected yet would try to for `death_timeout`.
     """
@@ -113,14 +110,24 @@ def watch(directory: ClusterDirectory, contact: Contact) -> None:
 
 
 def _watch(directory: ClusterDirectory, served: Contact) -> None:
-    others = 0
-    while others < _LOOKS:
+    looks = 0
+    while looks < _LOOKS:
         time.sleep(_INTERVAL)
-        contact = directory.contact()
-        others = others + 1 if contact is not None and _is_another(contact, served.workers, served.job_id) else 0
-    print("hpcgpu: the cluster has another scheduler: the workers of this job end", file=sys.stderr, flush=True)
+        why = _why_end(directory, served)
+        looks = looks + 1 if why else 0
+    print(f"hpcgpu: the cluster {why}: the workers of this job end", file=sys.stderr, flush=True)
     _own_signals.append(signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _why_end(directory: ClusterDirectory, served: Contact) -> str:
+    """Return why workers that have not connected to this scheduler never will; empty if they may."""
+    with suppress(OSError):  # a filesystem that fails for a moment proves nothing
+        if directory.closing:
+            return "is closed"
+    contact = directory.contact()
+    other = contact is not None and _is_another(contact, served.workers, served.job_id)
+    return "has another scheduler" if other else ""
 
 
 def begin_anew(arguments: argparse.Namespace, environment: Mapping[str, str], address: str) -> None:

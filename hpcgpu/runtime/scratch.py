@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -23,6 +22,9 @@ from pathlib import Path
 from hpcgpu.errors import LaunchError, NotTrusted
 from hpcgpu.posix.ownership import check_place, private_directory, weaknesses
 from hpcgpu.posix.paths import expand
+
+with contextlib.suppress(ImportError):  # on Windows, where only clients run
+    import fcntl
 
 
 def temporary_place(arguments: argparse.Namespace) -> Path:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from hpcgpu.batch import batch_system
 from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.posix.printable import printable
+from hpcgpu.posix.standard_streams import drop_what_cannot_be_written
 from hpcgpu.runtime import stage
 from hpcgpu.runtime.credentials_of_job import make_credentials
 from hpcgpu.scaling.wanted_state import Detach, Wanted, apply
@@ -200,6 +201,7 @@ async def _end(process: asyncio.subprocess.Process, grace: float) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Make the cluster's directory, run, remove the credentials."""
+    drop_what_cannot_be_written()
     stage.release_at_exit()
     parser = argparse.ArgumentParser(
         prog="python -m hpcgpu.runtime.single_job", description=__doc__.splitlines()[0] if __doc__ else ""

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import fcntl
 import hashlib
 import itertools
 import os
@@ -43,7 +42,11 @@ from hpcgpu.posix.archives import DECOMPRESSORS
 from hpcgpu.posix.filesystems import filesystem, of_this_machine
 from hpcgpu.posix.ownership import check, check_place, private_directory
 from hpcgpu.posix.printable import printable
+from hpcgpu.posix.standard_streams import drop_what_cannot_be_written
 from hpcgpu.runtime.scratch import expanded
+
+with contextlib.suppress(ImportError):  # on Windows, where only clients run
+    import fcntl
 
 #: The process, its open file (descriptor) that holds the lock, and the directory of the process's environment.
 _STAGED = "HPCGPU_STAGED"
@@ -63,6 +66,7 @@ _BLOCK = 1 << 20
 
 def main(argv: Sequence[str]) -> NoReturn:
     """Unpack the environment if it is not there, and run its Python with the arguments after ``--``."""
+    drop_what_cannot_be_written()
     split = list(argv).index("--")
     arguments = _parser().parse_args(argv[:split])
     os.umask(0o077)

@@ -17,6 +17,7 @@ from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob, state_na
 from hpcgpu.batch.poll_interval import Cadence
 from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.errors import BatchError, LaunchError
+from hpcgpu.posix.full_disk import file_error
 from hpcgpu.runtime.scheduler_connection import (
     ConnectionResult,
     SchedulerWatch,
@@ -36,36 +37,57 @@ _LOOK, _PROBE = 2.0, 10.0
 #: Seconds for which connections are refused until the scheduler counts as ended, if no program manages the cluster and
 #: the queue cannot be queried.
 _REFUSED = 120.0
-#: Seconds for which the files of the cluster may be unreadable: a shared filesystem can fail for a while.
-_UNREADABLE = 600.0
+#: Seconds for which the files of the cluster may be unusable, at least: a shared filesystem can fail for a while.
+_UNUSABLE = 600.0
+#: Bytes of a file that must fit into the cluster directory before a scheduler starts.
+_ROOM = 65536
 
 
-def wait_until_alone(directory: ClusterDirectory, batch: BatchSystem, own: OwnJob) -> None:
+def wait_until_alone(directory: ClusterDirectory, batch: BatchSystem, own: OwnJob, patience: float = _UNUSABLE) -> None:
     """Wait until the present scheduler job has ended, if this one was submitted to follow it.
 
     The manager writes the end into the journal. If there is no manager any more, the queue reports it, and this job
     writes it.
 
+    A scheduler without room for its contact would be reached by nobody. So this waits for room, as long as the worker
+    jobs wait for a scheduler.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    batch : BatchSystem
+    own : OwnJob
+    patience : float, optional
+        Seconds for which the files of the cluster may be unusable, if that is longer than ten minutes.
+
     Raises
     ------
     LaunchError
-        The cluster has ended, this job is not needed any more, or another job runs the scheduler.
+        The cluster has ended, this job is not needed any more, another job runs the scheduler, or the files of the
+        cluster cannot be read or written.
     """
+    patience = max(patience, _UNUSABLE)
     standby = _Standby(directory, batch, own)
     failing_since: float | None = None
     while True:
         now = time.monotonic()
         try:
             if standby.may_start(now=now):
+                directory.write("room", bytes(_ROOM)).unlink()
                 return
             failing_since = None
         except (OSError, ValueError) as error:  # a filesystem that fails for a while proves nothing
-            failing_since = failing_since if failing_since is not None else now
-            if now - failing_since > _UNREADABLE:
-                raise LaunchError(
-                    f"the files of the cluster in {directory.path} have not been readable for "
-                    f"{duration(_UNREADABLE)}: {error}. This job ends"
-                ) from error
+            why = file_error(error) if isinstance(error, OSError) else str(error)
+            if failing_since is None:
+                failing_since = now
+                print(
+                    f"hpcgpu: {why}. This job tries again, for {duration(patience)} at most",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            elif now - failing_since > patience:
+                unusable = f"the files of cluster {directory.path.name} have not been usable for {duration(patience)}"
+                raise LaunchError(f"{unusable}: {why}. This job ends") from error
         time.sleep(_LOOK)
 
 

@@ -50,6 +50,8 @@ class ClusterWidget(anywidget.AnyWidget):
         Whether this program no longer follows the cluster.
     control : object
         Has a method for each request of `_REQUESTS`. A call may block, and runs in its own thread.
+    dashboard : callable, optional
+        Returns the link to the dashboard with its token, which is shown and not kept. Default: that of the snapshot.
     """
 
     _esm = module()
@@ -59,8 +61,15 @@ class ClusterWidget(anywidget.AnyWidget):
     #: Why there is no new snapshot, or that no further one comes.
     problem = traitlets.Unicode().tag(sync=True)
 
-    def __init__(self, source: Callable[[], Snapshot], over: Callable[[], bool], control: object) -> None:
+    def __init__(
+        self,
+        source: Callable[[], Snapshot],
+        over: Callable[[], bool],
+        control: object,
+        dashboard: Callable[[], str] | None = None,
+    ) -> None:
         super().__init__()
+        self._dashboard = dashboard
         self.feed = Feed(source, over, self)
         self._control = control
         self._views = 0
@@ -71,7 +80,10 @@ class ClusterWidget(anywidget.AnyWidget):
 
     def draw(self, snapshot: Snapshot) -> None:
         """Show a new snapshot."""
-        self.snapshot = dict(snapshot.as_json())
+        shown = dict(snapshot.as_json())
+        if self._dashboard is not None and snapshot.dashboard:
+            shown["dashboard"] = self._dashboard()
+        self.snapshot = shown
         self.problem = ""
         if self.saved_picture is not None:
             self.saved_picture.update(snapshot)

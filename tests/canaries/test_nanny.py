@@ -50,12 +50,15 @@ assert multiprocessing.util.get_temp_dir() == {str(tmp_path)!r}, "it does not re
 #: A program of Dask that starts no worker. `waits` stands for the function that waits for signals.
 PROGRAM = """
 import importlib
+from hpcgpu.runtime import dask_signals
+def add(wait):
+    async def waits():
+        print("asked", flush=True)
+        return 15
+    return waits
+dask_signals.replace()
+dask_signals.add(add)
 program = importlib.import_module("{module}")
-async def waits():
-    print("asked", flush=True)
-    return 15
-assert callable(program.wait_for_signals)
-program.wait_for_signals = waits
 class Server:
     def __init__(self, *arguments, **options): pass
     def __await__(self):
@@ -68,28 +71,11 @@ program.{command}(["tls://127.0.0.1:1", "--nthreads", "1"])
 """
 
 
-def asked(module: str, server: str, command: str) -> str:
-    program = PROGRAM.format(module=module, server=server, command=command)
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120).stdout
-
-
-@canary
-def test_distributed_waits_for_signals_by_the_function_that_hpcgpu_replaces() -> None:
-    assert asked("distributed.cli.dask_worker", "Nanny", "main") == "asked\ncloses\n"
-
-
-@pytest.mark.skipif(
-    Version(metadata.version("dask-cuda")) < Version("26.8"), reason="dask-cuda before 26.8 waits in another way"
-)
-@canary
-def test_dask_cuda_waits_for_signals_by_the_function_that_hpcgpu_replaces() -> None:
-    assert asked("dask_cuda.cli", "CUDAWorker", "worker") == "asked\ncloses\n"
-
-
 NOTICES = """
 import asyncio, importlib, os, signal
-from hpcgpu.runtime import next_scheduler
-next_scheduler.notice_signals()
+from hpcgpu.runtime import dask_signals, next_scheduler
+dask_signals.replace()
+dask_signals.add(next_scheduler.notice_signals)
 program = importlib.import_module("{module}")
 async def main():
     waiting = asyncio.ensure_future(program.wait_for_signals())
@@ -99,18 +85,26 @@ async def main():
     print(await waiting, next_scheduler._terminated, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
 asyncio.run(main())
 """
+IN_ANOTHER_WAY = Version(metadata.version("dask-cuda")) < Version("26.8")
 
 
-@pytest.mark.parametrize("module", ["distributed.cli.dask_worker", "dask_cuda.cli"])
-@pytest.mark.skipif(
-    Version(metadata.version("dask-cuda")) < Version("26.8"), reason="dask-cuda before 26.8 waits in another way"
+@pytest.mark.parametrize(
+    ("module", "server", "command"),
+    [
+        ("distributed.cli.dask_worker", "Nanny", "main"),
+        pytest.param(
+            *("dask_cuda.cli", "CUDAWorker", "worker"),
+            marks=pytest.mark.skipif(IN_ANOTHER_WAY, reason="dask-cuda before 26.8 waits in another way"),
+        ),
+    ],
+    ids=["distributed", "dask-cuda"],
 )
 @canary
-def test_a_sigterm_for_which_dask_waits_is_noticed(module: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", NOTICES.format(module=module)], capture_output=True, text=True, timeout=120
-    )
-    assert ended.stdout == "15 [15] True\n", ended.stderr
+def test_dask_waits_for_signals_by_the_function_that_hpcgpu_replaces(module: str, server: str, command: str) -> None:
+    program = PROGRAM.format(module=module, server=server, command=command)
+    for text, prints in ((program, "asked\ncloses\n"), (NOTICES.format(module=module), "15 [15] True\n")):
+        ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120)
+        assert ended.stdout == prints, ended.stderr
 
 
 @canary

@@ -34,7 +34,6 @@ from distributed.scheduler import KilledWorker
 
 import hpcgpu.client.connect
 import hpcgpu.dask_scheduler.scheduler_extension
-from hpcgpu.checkpoints import pieces
 from hpcgpu.dask_scheduler import data_recipients, lost_results
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
 from hpcgpu.dask_worker import count_calls, start_again
@@ -44,6 +43,7 @@ from hpcgpu.fabric import unauthenticated_connections
 from hpcgpu.fabric.guarded_listener import HAS_GPU
 from hpcgpu.fabric.security import ClusterSecurity
 from hpcgpu.runtime import dashboard_access, results_in_host_memory
+from hpcgpu.runtime.complete_dask_commands import NO_LIMIT
 from hpcgpu.store import create_directory
 
 TIMEOUT = 60.0
@@ -125,14 +125,18 @@ async def blocked() -> None:
 @canary
 async def test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_says_so() -> None:
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
-        async with scheduler() as s, workers(s, "left", "lost") as (left, lost), client(s) as c:
+        async with (
+            scheduler(allowed_failures=NO_LIMIT) as s,
+            workers(s, "left", "lost") as (left, lost),
+            client(s) as c,
+        ):
             extension = hpcgpu.dask_scheduler.scheduler_extension.install(s)
             task = c.submit(blocked, workers=["lost"], allow_other_workers=True)
             await until(lambda: s.workers[lost.address].processing)
             lost.batched_stream.comm.abort()
             await until(lambda: lost.address not in s.workers)
             await until(lambda: s.tasks[task.key].state == "processing" and s.workers[left.address].processing)
-            assert task.status == "pending", "Scheduler.allowed_failures, which hpcgpu sets, does not keep a task"
+            assert task.status == "pending", "the limit of the scheduler does not keep a task"
             await extension.lost_workers.ended(["lost"], crashed=["lost"])
             error = await asyncio.wait_for(task.exception(), TIMEOUT)
             assert isinstance(error, KilledWorker), (
@@ -212,28 +216,29 @@ async def test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbea
 
 
 @canary
-async def test_stealing_does_not_move_the_tasks_that_hpcgpu_adds_to_the_fast_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(distributed.stealing, "fast_tasks", {*distributed.stealing.fast_tasks, pieces.WRITES})
+async def test_a_task_runs_on_valid_workers_alone_and_waits_while_there_are_none() -> None:
     RELEASE.clear()
-    async with scheduler() as s, Worker(s.address, nthreads=1, dashboard=False), client(s) as c:
+    async with scheduler() as s, Worker(s.address, nthreads=1, dashboard=False) as one, client(s) as c:
         try:
+            upstream = s.valid_workers
+            s.valid_workers = lambda task: {s.workers[one.address]} if "stays" in task.key else upstream(task)
             result = c.submit(int, 7)
-            saves = c.map(held, [result] * 2, key=f"{pieces.WRITES}-0123456789abcdef", pure=False)
-            other = c.submit(held, result, pure=False)
-            await until(lambda: all(s.tasks.get(f.key) and s.tasks[f.key].processing_on for f in [*saves, other]))
-            stealing = s.extensions["stealing"]
-            assert {stealing.steal_time_ratio(s.tasks[future.key]) for future in saves} == {(None, None)}
-            assert stealing.steal_time_ratio(s.tasks[other.key]) != (None, None), "it may move all other tasks"
-            RELEASE.set()
-            await asyncio.wait_for(c.gather([*saves, other], direct=False), TIMEOUT)
+            for kind in ("stays", "moves"):  # the first ones wait behind each other
+                tasks = c.map(held, [result] * 2, key=kind, pure=False)
+                await until(lambda kind=kind: sum(kind in ts.key for ts in s.workers[one.address].processing) == 2)
+                for ts in s.workers[one.address].processing:
+                    ts.prefix.duration_average = 10.0
+                if kind == "stays":
+                    stays = tasks
+            async with Worker(s.address, nthreads=1, dashboard=False) as other:
+                await until(lambda: s.workers[other.address] in s.running)
+                s.extensions["stealing"].balance()
+                moving = {ts.key for ts in s.extensions["stealing"].in_flight}
+                assert moving and not any("stays" in str(key) for key in moving), f"stealing moves {moving}"
+                RELEASE.set()
+                await asyncio.wait_for(c.gather([*stays, *tasks], direct=False), TIMEOUT)
         finally:
             RELEASE.set()
-
-
-@canary
-async def test_a_task_whose_result_is_on_a_paused_worker_waits_if_no_worker_is_valid() -> None:
     async with (
         scheduler() as s,
         Worker(s.address, nthreads=1, dashboard=False, memory_limit=0) as holds,

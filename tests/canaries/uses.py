@@ -90,19 +90,11 @@ def _held(name: str, why: str, kind: Kind = Kind.REPLACED, *modules: str) -> Use
     return Use(name, name.partition(".")[0], kind, why, tuple(f"hpcgpu.client.{one}" for one in modules), canary)
 
 
-def _signals(module: str, distribution: str) -> Use:
-    """Return what a worker's program does when it gets a signal."""
-    canary = f"test_{distribution.replace('-', '_')}_waits_for_signals_by_the_function_that_hpcgpu_replaces"
-    why = "a SIGTERM may be a warning, after which the job goes on for a while"
-    return Use(f"{module}.wait_for_signals", distribution, Kind.REPLACED, why, ("hpcgpu.runtime.preemption",), canary)
-
-
 _CHARGED = "test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_says_so"
 _CALLS = "test_the_cluster_calls_what_hpcgpu_overrides"
 _SILENT = "test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbeats"
 _MOVES = "test_stealing_moves_a_task_that_waits_for_resources_when_hpcgpu_asks_for_it"
-_PAUSED = "test_a_task_whose_result_is_on_a_paused_worker_waits_if_no_worker_is_valid"
-_STAYS = "test_stealing_does_not_move_the_tasks_that_hpcgpu_adds_to_the_fast_ones"
+_PAUSED = "test_a_task_runs_on_valid_workers_alone_and_waits_while_there_are_none"
 _UNREADABLE = "test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_hpcgpu_replaces"
 _RESULTS = "test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replaces"
 _LOST = "test_a_client_whose_scheduler_closes_waits_until_hpcgpu_says_why"
@@ -130,15 +122,6 @@ USES: tuple[Use, ...] = (
         _CHARGED,
         *_KILLED,
     ),
-    Use(
-        "distributed.scheduler.Scheduler.allowed_failures",
-        "distributed",
-        Kind.REPLACED,
-        "charges a task with a lost worker only if its job crashed",
-        ("hpcgpu.dask_scheduler.lost_workers_as_failures",),
-        _CHARGED,
-        _KILLED,
-    ),
     *[
         Use(
             name,
@@ -159,11 +142,10 @@ USES: tuple[Use, ...] = (
         "distributed.scheduler.SchedulerState.valid_workers",
         "distributed",
         Kind.REPLACED,
-        "a result on a GPU is not saved by a worker without one while its own worker is paused",
-        ("hpcgpu.dask_scheduler.data_recipients",),
+        "a worker saves the results that it has, and one without a GPU saves no result on a GPU; tasks fill few jobs",
+        ("hpcgpu.dask_scheduler.data_recipients", "hpcgpu.dask_scheduler.place_in_few_jobs"),
         _PAUSED,
     ),
-    _scheduler("stealing.fast_tasks", "a worker saves the results that it has: another one may have no GPU", _STAYS),
     Use(
         "distributed.stealing.WorkStealing.move_task_request",
         "distributed",
@@ -224,12 +206,6 @@ USES: tuple[Use, ...] = (
         "distributed.client.Client._ensure_connected",
         "connects a client to the next scheduler, and its futures stay",
         Kind.PRIVATE,
-        "lost_scheduler",
-    ),
-    _held(
-        "distributed.client.Client.scheduler_comm",
-        "is None while a client connects",
-        Kind.REPLACED,
         "lost_scheduler",
     ),
     _held(
@@ -470,17 +446,16 @@ USES: tuple[Use, ...] = (
         ("hpcgpu.fabric.ucx_memory",),
         "test_ucx_connections_exchange_tags_by_the_function_that_hpcgpu_replaces",
     ),
-    _signals("distributed.cli.dask_worker", "distributed"),
     Use(
         "distributed._signals.wait_for_signals",
         "distributed",
         Kind.REPLACED,
-        "a SIGTERM that comes while the workers of a job end with their scheduler ends the job",
-        ("hpcgpu.runtime.next_scheduler",),
-        "test_a_sigterm_for_which_dask_waits_is_noticed",
+        "a SIGTERM may be a warning, after which the job goes on for a while, and one that comes while the workers of "
+        "a job end with their scheduler ends the job",
+        ("hpcgpu.runtime.dask_signals",),
+        "test_dask_waits_for_signals_by_the_function_that_hpcgpu_replaces",
     ),
     # dask-cuda
-    _signals("dask_cuda.cli", "dask-cuda"),
     Use(
         "dask_cuda.cuda_worker.nvml_device_index",
         "dask-cuda",
