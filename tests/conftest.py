@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import resource
@@ -28,7 +29,7 @@ from tests.packed import Environment
 HERE = Path(__file__).parent
 #: Epoch seconds after which no further test begins.
 UNTIL = float(os.environ.get("HPCGPU_TESTS_UNTIL", "inf"))
-sys.path[:0] = [str(HERE / name) for name in ("gpu_stub", "slurm", "queue", "canaries", "browser", "local")]
+sys.path[:0] = [str(HERE / name) for name in ("gpu_stub", "slurm", "queue", "canaries", "browser", "local", "ssh")]
 
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # as in tests/browser/missing
 
@@ -37,6 +38,7 @@ import fake_pbs  # noqa: E402
 
 Until = Callable[..., None]
 
+gc.disable()  # until all tests are collected: what is imported stays, and to look through it takes half of the time
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no process that a test starts leaves a core dump
 
 # An idle cluster computes for 0.07 s in each second: for Dask's statistics, which no test reads, and to look at its
@@ -267,11 +269,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"Skipped tests: {count} ({reason})")
 
 
+def pytest_collection_finish() -> None:
+    """Collect garbage of the tests alone."""
+    gc.freeze()
+    gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is in tests/slurm; fast layers first."""
-    order = {"unit": 0, "queue": 1, "local": 2, "docs": 3, "browser": 4, "slurm": 5, "site": 6}
+    order = {"unit": 0, "queue": 1, "local": 2, "docs": 3, "browser": 4, "slurm": 5, "ssh": 6, "site": 7}
     for item in items:
         layer = Path(item.fspath).parent.name
         if layer == "slurm":
             item.add_marker(pytest.mark.slurm)
-    items.sort(key=lambda item: order.get(Path(item.fspath).parent.name, 7))
+    items.sort(key=lambda item: order.get(Path(item.fspath).parent.name, 8))

@@ -85,6 +85,9 @@ def in_queue(queue: LocalQueue, name: str) -> list[str]:
     return [i for i in live(queue) if queue.poll([i])[i].name.startswith(name)]
 
 
+#: Waits for a signal. One that arrives just before a call that waits begins does not interrupt that call: Python runs
+#: handlers only between two instructions. So no call waits for long.
+FOR_EVER = "while True: time.sleep(1)"
 PROGRAM = """
 import sys, time
 from hpcgpu import {kind}
@@ -95,7 +98,7 @@ print("up", flush=True)
 
 
 def start_program(
-    options: dict[str, Any], then: str = "time.sleep(600)", kind: str = "LocalGPUCluster"
+    options: dict[str, Any], then: str = FOR_EVER, kind: str = "LocalGPUCluster"
 ) -> subprocess.Popen[str]:
     """Start another program that has a cluster."""
     return subprocess.Popen(
@@ -108,7 +111,7 @@ def start_program(
 
 def interrupt_program(number: signal.Signals, options: dict[str, Any], kind: str) -> int:
     """Send a signal to a program that waits for the workers of its cluster; return its exit code."""
-    program = start_program(options, "cluster.wait_for_workers(2); time.sleep(600)", kind)
+    program = start_program(options, f"cluster.wait_for_workers(2)\n{FOR_EVER}", kind)
     assert program.stdout is not None and program.stdout.readline() == "up\n"
     program.send_signal(number)
     program.communicate(timeout=250)
@@ -117,7 +120,7 @@ def interrupt_program(number: signal.Signals, options: dict[str, Any], kind: str
 
 def kill_program(options: dict[str, Any], kind: str = "LocalGPUCluster") -> None:
     """Kill a program once its cluster has its workers."""
-    program = start_program(options, "cluster.wait_for_workers(); print('there', flush=True); time.sleep(600)", kind)
+    program = start_program(options, f"cluster.wait_for_workers(); print('there', flush=True)\n{FOR_EVER}", kind)
     assert program.stdout is not None
     assert [program.stdout.readline() for _ in range(2)] == ["up\n", "there\n"]
     program.send_signal(signal.SIGKILL)

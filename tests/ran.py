@@ -34,7 +34,7 @@ PLACES = {
     "local": "embedded queue",
 }
 #: Where the tests of a folder run in CI.
-FOLDERS = {"slurm": "slurm-22.05", "site": "site-24.11", "local": "local", "browser": "local"}
+FOLDERS = {"slurm": "slurm-22.05", "site": "site-24.11", "local": "local", "browser": "local", "ssh": "local"}
 BEGIN, END = "<!-- by tests/ran.py -->", "<!-- end -->"
 
 

@@ -49,6 +49,8 @@ TOKEN = "a-token-of-the-tests"
 MARK = "HPCGPU_TEST_JUPYTER"
 #: Seconds. A server, a page of JupyterLab and a kernel start slowly on a machine that does much else.
 TIMEOUT = 150.0
+#: Milliseconds between two looks whether a page is as it should be. Playwright's own default is each frame of a screen.
+LOOKS = 100
 #: The PYTHONPATH of Jupyter servers: they start in half the time.
 PATH = os.pathsep.join([str(HERE / "missing"), *filter(None, [os.environ.get("PYTHONPATH")])])
 LIGHT, DARK = "JupyterLab Light", "JupyterLab Dark"
@@ -190,6 +192,14 @@ class Jupyter:
         tree = f"/tree/{path}" if path else ""
         return f"{self.url}lab/workspaces/test{tree}?reset&token={TOKEN}"
 
+    def clear(self) -> None:
+        """End the kernels, and remove the notebooks: what the next test finds is as after `start`."""
+        for kernel in self.request("api/kernels"):
+            self.request(f"api/kernels/{kernel['id']}", method="DELETE")
+        wait_for(lambda: self.processes() == [self._process.pid], "the kernels end", TIMEOUT, 0.2)
+        for path in self.notebooks.iterdir():  # the server works in this directory
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
     def stop(self) -> None:
         """End the server and its kernels; the kernels have the time that JupyterLab gives them."""
         if self._process.poll() is None:
@@ -293,7 +303,7 @@ class Notebook:
             raise BedError(f"the kernel is not idle: {state}; the log of JupyterLab:\n{server.aborted()}") from error
 
     def _wait(self, condition: str, argument: Any = None) -> None:
-        self.page.wait_for_function(condition, arg=argument, timeout=1000 * TIMEOUT)
+        self.page.wait_for_function(condition, arg=argument, timeout=1000 * TIMEOUT, polling=LOOKS)
 
     def command(self, name: str) -> None:
         """Let JupyterLab execute a command of its own; do not wait until it is done."""
@@ -385,13 +395,13 @@ def plots_follow_the_work(dashboard: Any, cluster: str) -> None:
         for number in range(2):  # what the page loads, and what comes then
             name = f"work{number}{secrets.token_hex(3)}"
             print(name, file=program.stdin, flush=True)
-            dashboard.wait_for_function(_SHOWS, arg=name, timeout=1000 * TIMEOUT)
+            dashboard.wait_for_function(_SHOWS, arg=name, timeout=1000 * TIMEOUT, polling=LOOKS)
     assert program.returncode == 0
 
 
 @contextmanager
-def new_page(place: Path, *, dark: bool = False, width: int = 1200, height: int = 900) -> Iterator[Any]:
-    """A page of a new browser, with a profile of its own."""
+def new_page(place: Path) -> Iterator[Any]:
+    """A page of a new browser, with a profile of its own: one that pages of several tests shared has crashed once."""
     from playwright.sync_api import sync_playwright
 
     started = time.monotonic()
@@ -402,8 +412,7 @@ def new_page(place: Path, *, dark: bool = False, width: int = 1200, height: int 
             args=list(FLAGS),
             headless=True,
             timeout=1000 * TIMEOUT,
-            color_scheme="dark" if dark else "light",
-            viewport={"width": width, "height": height},
+            viewport={"width": 1200, "height": 900},
         )
         page = context.pages[0] if context.pages else context.new_page()
         page.set_default_timeout(1000 * TIMEOUT)

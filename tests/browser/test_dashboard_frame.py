@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -100,15 +99,10 @@ Lab = Callable[..., Jupyter]
 
 
 @pytest.fixture(scope="module")
-def server(shared_jupyter: Servers, shared_home: Path) -> Lab:
+def server(kept_servers: Servers, shared_home: Path) -> Lab:
     """A JupyterLab with our extension, one for each path."""
-
-    @cache
-    def start(base: str, *arguments: str) -> Jupyter:
-        environment = {"JUPYTER_CONFIG_PATH": str(ROOT / "jupyter-config"), "HOME": str(shared_home)}
-        return shared_jupyter(base, environment=environment, arguments=arguments)
-
-    return start
+    environment = {"JUPYTER_CONFIG_PATH": str(ROOT / "jupyter-config"), "HOME": str(shared_home)}
+    return lambda base, *arguments: kept_servers(base, environment=environment, arguments=arguments)
 
 
 def log_in(lab: Jupyter, page: Any) -> None:

@@ -33,12 +33,12 @@ def started(server: Jupyter, page: Any, *cells: str) -> Notebook:
 
 
 def test_a_job_waits_with_its_reason_and_then_runs_while_the_cell_blocks(
-    jupyter: Servers, page: Any, queue: LocalQueue, home: Path, until: Until
+    servers: Servers, page: Any, queue: LocalQueue, home: Path, until: Until
 ) -> None:
     blocker = block_queue(queue, home)
     go = home / "go"
     wait = f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists():\n    time.sleep(0.1)"
-    notebook = started(jupyter(), page, BLOCK, wait, "cluster.close()")
+    notebook = started(servers(), page, BLOCK, wait, "cluster.close()")
     widget = notebook.output(1).locator(".hpcgpu")
     row = widget.locator("tr", has_text="flights-0")
     row.get_by_text("pending").wait_for()
@@ -53,10 +53,10 @@ def test_a_job_waits_with_its_reason_and_then_runs_while_the_cell_blocks(
 
 
 def test_the_controls_change_the_cluster_and_show_errors_and_logs(
-    jupyter: Servers, page: Any, queue: LocalQueue, until: Until
+    servers: Servers, page: Any, queue: LocalQueue, until: Until
 ) -> None:
     """Without the extension of the server: requests go to the kernel."""
-    notebook = started(jupyter(arguments=WITHOUT), page, "cluster.wait_for_workers(2)")
+    notebook = started(servers(arguments=WITHOUT), page, "cluster.wait_for_workers(2)")
     widget = notebook.output(1).locator(".hpcgpu")
     widget.locator(".hpcgpu-gpu", has_text="flights-0-1").wait_for()
     notebook.wait_idle()
@@ -82,10 +82,10 @@ def test_the_controls_change_the_cluster_and_show_errors_and_logs(
 
 
 def test_with_the_extension_of_the_server_the_controls_work_while_a_cell_blocks(
-    jupyter: Servers, page: Any, queue: LocalQueue, until: Until
+    servers: Servers, page: Any, queue: LocalQueue, until: Until
 ) -> None:
     """Under the path prefix of a hub."""
-    notebook = started(jupyter("/user/ada/", arguments=WITH), page, WHILE_IT_RUNS)
+    notebook = started(servers("/user/ada/", arguments=WITH), page, WHILE_IT_RUNS)
     widget = notebook.output(1).locator(".hpcgpu")
     widget.locator("a[href='/user/ada/hpcgpu/dashboard/flights/status']").wait_for()
     notebook.output(2).get_by_text("this cell runs").wait_for()
@@ -103,9 +103,9 @@ def test_with_the_extension_of_the_server_the_controls_work_while_a_cell_blocks(
 
 
 def test_a_detached_cluster_continues_and_the_widget_goes_on_showing_it(
-    jupyter: Servers, page: Any, queue: LocalQueue, until: Until
+    servers: Servers, page: Any, queue: LocalQueue, until: Until
 ) -> None:
-    notebook = started(jupyter(arguments=WITHOUT, environment=INSTALLED), page)
+    notebook = started(servers(arguments=WITHOUT, environment=INSTALLED), page)
     widget = notebook.output(1).locator(".hpcgpu")
     widget.locator("tr", has_text="flights-0").get_by_text("running").wait_for()
     notebook.wait_idle()
@@ -134,12 +134,12 @@ def test_a_detached_cluster_continues_and_the_widget_goes_on_showing_it(
 
 
 def test_the_widget_and_the_dashboard_go_on_with_the_next_scheduler(
-    jupyter: Servers, page: Any, queue: LocalQueue, home: Path, until: Until
+    servers: Servers, page: Any, queue: LocalQueue, home: Path, until: Until
 ) -> None:
     hold = home / "hold"
     prologue = {"gpus_per_node": 0, "job_script_prologue": [f"while [ -e {hold} ]; do sleep 0.1; done"]}
     options = GPU | {"on_scheduler_end": "restart", "scheduler": prologue}
-    server = jupyter(arguments=WITH)
+    server = servers(arguments=WITH)
     start = f"from hpcgpu import LocalGPUCluster\ncluster = LocalGPUCluster(name='flights', jobs=1, **{options!r})"
     server.write("flights.ipynb", start, "cluster", "cluster.wait_for_workers(2)")
     notebook = Notebook(page, server, "flights.ipynb")
@@ -166,12 +166,12 @@ def test_the_widget_and_the_dashboard_go_on_with_the_next_scheduler(
 
 
 def test_a_kernel_that_restarts_and_a_click_let_the_widget_ask_the_server_at_once(
-    jupyter: Servers, page: Any, queue: LocalQueue, until: Until
+    servers: Servers, page: Any, queue: LocalQueue, until: Until
 ) -> None:
     """What the widget asks again and again is switched off here."""
     never = "ms >= 3000 && ms <= 5000 ? 1e9 : ms"
     page.add_init_script(f"const real = setInterval; setInterval = (f, ms, ...more) => real(f, {never}, ...more)")
-    server = jupyter(arguments=WITH)
+    server = servers(arguments=WITH)
     notebook = started(server, page, "cluster.wait_for_workers(2); cluster.detach()")
     widget = notebook.output(1).locator(".hpcgpu")
     widget.get_by_text("was detached from this program").wait_for()
@@ -192,9 +192,9 @@ def test_a_kernel_that_restarts_and_a_click_let_the_widget_ask_the_server_at_onc
 
 
 def test_after_the_kernel_has_ended_the_server_shows_and_changes_the_cluster(
-    jupyter: Servers, page: Any, queue: LocalQueue, until: Until
+    servers: Servers, page: Any, queue: LocalQueue, until: Until
 ) -> None:
-    server = jupyter(arguments=WITH)
+    server = servers(arguments=WITH)
     notebook = started(server, page, "cluster.wait_for_workers(2); cluster.detach()")
     widget = notebook.output(1).locator(".hpcgpu")
     widget.get_by_text("was detached from this program").wait_for()

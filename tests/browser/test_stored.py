@@ -134,10 +134,10 @@ def stop(output: Any, queue: LocalQueue, until: Until) -> None:
 
 
 def test_a_tab_that_is_opened_again_while_the_constructor_waits_shows_the_cluster(
-    jupyter: Servers, page: Any, queue: LocalQueue, home: Path, until: Until
+    servers: Servers, page: Any, queue: LocalQueue, home: Path, until: Until
 ) -> None:
     blocker = block_queue(queue, home)
-    server = jupyter(arguments=WITH, environment=INSTALLED)
+    server = servers(arguments=WITH, environment=INSTALLED)
     starting(server, page)
     save(page)
     page.goto("about:blank")
@@ -152,10 +152,10 @@ def test_a_tab_that_is_opened_again_while_the_constructor_waits_shows_the_cluste
 
 
 def test_what_is_typed_stays_when_the_picture_in_the_file_is_replaced(
-    jupyter: Servers, page: Any, queue: LocalQueue, home: Path, until: Until
+    servers: Servers, page: Any, queue: LocalQueue, home: Path, until: Until
 ) -> None:
     blocker = block_queue(queue, home)
-    widget = starting(jupyter(arguments=WITH, environment=INSTALLED), page)
+    widget = starting(servers(arguments=WITH, environment=INSTALLED), page)
     assert page.evaluate(f"() => {OUTPUTS}.includes('</b>: waiting')")
     widget.get_by_label("Size of the cluster").fill("7")
     queue.cancel([blocker])
@@ -208,9 +208,9 @@ def test_without_our_extension_of_jupyterlab_what_is_typed_stays_and_a_saved_wid
 
 
 def test_a_notebook_with_another_kernel_shows_the_cluster_while_it_lives_and_later_its_picture(
-    jupyter: Servers, page: Any, queue: LocalQueue, until: Until
+    servers: Servers, page: Any, queue: LocalQueue, until: Until
 ) -> None:
-    server = jupyter(arguments=WITH, environment=INSTALLED)
+    server = servers(arguments=WITH, environment=INSTALLED)
     notebook = started(server, page, "cluster.wait_for_workers(2); cluster.detach()")
     notebook.output(1).get_by_text("was detached from this program").wait_for()
     save(page)

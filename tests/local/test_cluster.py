@@ -166,6 +166,7 @@ def test_a_job_that_dies_is_noticed_explained_and_replaced_under_a_new_name(  # 
         logs = cluster.get_logs()
         assert all(re.fullmatch(r"[\w.()\[\] -]+", title) for title in logs), "a notebook shows titles as HTML"
         assert f"dies-0 (job {victim.id})" in logs and "Start worker at" in logs[f"dies-0 (job {victim.id})"]
+        assert not any("RuntimeWarning" in log for log in logs.values()), logs
 
 
 def test_jobs_that_fail_again_and_again_are_not_replaced_for_ever(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import time
@@ -28,8 +29,9 @@ DETACHED = RESTART | {"poll_interval": 0.5, "scheduler": {"walltime": "4h"}}
 
 
 def leave_cluster(**options: object) -> None:
-    """Start a cluster, and leave it to itself."""
+    """Start a cluster, and leave it to itself; this program has forgotten it then."""
     LocalGPUCluster(name="demo", jobs=1, **DETACHED | options).detach()
+    gc.collect()
 
 
 def lose_scheduler(client: Client, end: Callable[[], None]) -> None:
@@ -98,7 +100,9 @@ def test_a_client_does_not_wait_for_ever_if_the_next_job_fails_and_nobody_record
         fails.touch()
         lost = client.submit(time.sleep, 1000, pure=False)
         end_scheduler(client, signal.SIGKILL)
-        gone = "scheduler of cluster demo is gone(, and no other one has followed: start a new cluster)?: scheduler job"
+        gone = (
+            "scheduler of cluster demo is gone(, and no other one has followed, so start a new cluster)?: scheduler job"
+        )
         with pytest.raises(FutureCancelledError, match="the scheduler of cluster demo is gone"):
             lost.result(timeout=60)
         with pytest.raises(FutureCancelledError, match=gone):

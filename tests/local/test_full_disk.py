@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,16 @@ import pytest
 from distributed import Client
 from distributed.exceptions import WorkerStartTimeoutError
 
+import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live, told
 from tests.helpers import CPU
+from tests.helpers import hpcgpu as command_line
+from tests.local.test_detached_restarts import DETACHED, lose_scheduler
+from tests.local.test_restarted_scheduler import end_scheduler
+
+Until = Callable[..., None]
 
 
 @pytest.fixture
@@ -46,10 +53,16 @@ def fill(disk: Path) -> Path:
     return disk / "filler"
 
 
+def fill_last_page(file: Path) -> None:
+    """Fill what a file has on a full disk, so that nothing more can be written to it."""
+    with suppress(OSError), open(file, "ab", buffering=0) as log:
+        log.write(b"\n" * (-file.stat().st_size % 4096))
+
+
 def test_the_message_says_that_the_disk_is_full(queue: LocalQueue, disk: Path) -> None:
     fill(disk)
     with pytest.raises(ClusterError) as failed:
-        LocalGPUCluster(**CPU, log_directory=str(disk))
+        LocalGPUCluster(**CPU, log_directory=str(disk), scheduler={"job_script_prologue": ["exit 3"]})
     said = str(failed.value)
     assert f"the disk of {disk} is full, so its log may lack the reason. Log: {disk}/" in said
 
@@ -100,9 +113,9 @@ def test_a_later_worker_that_cannot_unpack_an_uploaded_package_takes_no_task_and
 
 @pytest.mark.filterwarnings("ignore::hpcgpu.errors.ClusterWarning")
 def test_a_wait_for_a_worker_that_cannot_unpack_an_uploaded_package_when_it_starts_again_says_so(
-    queue: LocalQueue, disk: Path, large: Any
+    queue: LocalQueue, disk: Path, large: Any, until: Until
 ) -> None:
-    """A restart may report OK for it: the scheduler has seen the new worker, for a moment."""
+    """A restart or a wait may succeed: the scheduler has seen the new worker, for a moment."""
     with LocalGPUCluster(**CPU, jobs=1, local_directory=str(disk)) as cluster, Client(cluster) as client:
         cluster.wait_for_workers()
         with pytest.raises(OSError, match="No space left"):
@@ -110,9 +123,17 @@ def test_a_wait_for_a_worker_that_cannot_unpack_an_uploaded_package_when_it_star
         reason = rf"cannot unpack the uploaded package own-large: {disk}/.* cannot be written: No space left on device"
         with told(reason), suppress(TimeoutError):
             client.restart_workers([*cluster.scheduler_info["workers"]], timeout=1)
-        with pytest.raises(WorkerStartTimeoutError) as late:
-            cluster.wait_for_workers(timeout=2)
-        assert re.search(rf"; the last failure: worker job .* {reason}. Make room there", late.value.__notes__[0])
+        late: list[WorkerStartTimeoutError] = []
+
+        def waits_in_vain() -> bool:
+            try:
+                cluster.wait_for_workers(timeout=2)
+            except WorkerStartTimeoutError as error:
+                late.append(error)
+            return bool(late)
+
+        until(waits_in_vain, "a wait ends without the worker")
+        assert re.search(rf"; the last failure: worker job .* {reason}. Make room there", late[0].__notes__[0])
 
 
 def test_a_take_over_names_the_full_disk_and_does_not_blame_the_scheduler(queue: LocalQueue, disk: Path) -> None:
@@ -129,4 +150,27 @@ def test_a_take_over_names_the_full_disk_and_does_not_blame_the_scheduler(queue:
     finally:
         filler.unlink()
         LocalGPUCluster.from_name(disk / "demo").close()
+    assert live(queue) == []
+
+
+def test_a_cluster_that_loses_its_scheduler_while_the_disk_is_full_goes_on_when_there_is_room(
+    queue: LocalQueue, disk: Path, until: Until
+) -> None:
+    LocalGPUCluster(name="demo", jobs=1, cluster_directory=str(disk), **DETACHED).detach()
+    place = str(disk / "demo")
+    with hpcgpu.connect(place, quiet=True) as client:
+        client.wait_for_workers(1)
+        until(lambda: queue.find("demo-scheduler2"), "the next one is in the queue")
+        worker, following = queue.find("demo-0"), queue.find("demo-scheduler2")
+        filler = fill(disk)
+        for log in (disk / "demo" / "logs").iterdir():
+            fill_last_page(log)
+        lose_scheduler(client, lambda: end_scheduler(client, signal.SIGKILL))
+        full = f"its address cannot be written: the disk of {place} is full. Make room there"
+        until(lambda: full in command_line("status", place).stdout, lambda: command_line("status", place).stdout)
+        filler.unlink()
+        assert client.submit(pow, 2, 5).result() == 32
+        client.wait_for_workers(1)
+    assert (queue.find("demo-0"), queue.find("demo-scheduler2")) == (worker, following), "both jobs have gone on"
+    assert command_line("stop", place).returncode == 0
     assert live(queue) == []

@@ -179,6 +179,7 @@ def user() -> Iterator[User]:
         complete(place / "image", home)
         (home / "mine").touch()
         provide(home, resolve("local", {"container": "any"}).worker)
+        subprocess.run([CLIENT, "-m", "compileall", "-q", str(home / HOST_COPY)], check=True)  # not by each client
         subprocess.run(["chmod", "-R", "a+rX", str(home / HOST_COPY), str(place / "image" / "opt")], check=True)
         yield User(name, home, place / "image")
     finally:
@@ -208,7 +209,7 @@ def complete(image: Path, home: Path) -> None:
     for found in distributions():
         for file in found.files or ():
             source = Path(str(found.locate_file(file)))
-            if ".." not in file.parts and "__pycache__" not in file.parts and source.is_file():
+            if ".." not in file.parts and source.is_file():
                 (packages / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, packages / file)
     (image / "etc" / "is-the-image").touch()

@@ -53,7 +53,9 @@ def end_scheduler(client: Client, signum: int) -> None:
         (CPU | {"jobs": 2, "security": False}, signal.SIGTERM),
         (GPU | {"jobs": 1, "protocol": "ucx", "scheduler": {"gpus_per_node": 1}}, signal.SIGTERM),
         (
-            GPU | {"jobs": 1, "protocol": "ucx", "worker_start": "spawn", "scheduler": {"gpus_per_node": 1}},
+            GPU
+            | {"jobs": 1, "protocol": "ucx", "worker_start": "spawn", "scheduler": {"gpus_per_node": 1}}
+            | {"ucx_env": {"UCXPY_PROGRESS_MODE": "thread", "UCXPY_ENABLE_PYTHON_FUTURE": "1"}},  # not Dask's default
             signal.SIGKILL,
         ),
     ],

@@ -236,7 +236,7 @@ with LocalGPUCluster(**{options}) as cluster:
     print("up", flush=True)
     input()
     try:
-        print(cluster.get_client().submit(sum, [1, 2]).result(timeout=30))
+        print(cluster.get_client().submit(sum, [1, 2]).result(timeout=120))
         cluster.wait_for_workers(1)
     except (ClusterError, OSError, TimeoutError):
         while cluster.status.name != "failed":

@@ -437,8 +437,11 @@ asyncio.run(main())
 def test_who_connects_to_a_listener_that_has_stopped_is_refused() -> None:
     """UCX listens on while a connection lives that it accepted: the process of ucxx 0.52 dies here, now and then."""
     ended = subprocess.run([sys.executable, "-c", STOPS], capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.returncode, ended.stdout) == (0, "refused\n"), ended.stderr
-    assert "listener callback" not in ended.stderr
+    printed = [line for line in ended.stdout.splitlines() if "UCX  WARN" not in line]  # UCX warns on stdout
+    assert (ended.returncode, printed) == (0, ["refused"]), ended.stderr
+    # on a busy machine the one who connects may have given up before it is accepted: that is no error of the listener
+    errors = [line for line in ended.stderr.splitlines() if "listener callback" in line]
+    assert all("Connection reset by remote peer" in line for line in errors), ended.stderr
 
 
 # A whole cluster

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import os
 import re
@@ -88,6 +89,7 @@ def interpreter() -> Callable[[], dict[str, Any]]:
             "path": [place for place in sys.path if "hpcgpu-" not in place],
             "program": [own - {"main", "spawn_main"}, sys.argv[:4]],
             "settings": [tuple(sys.flags), sys.getswitchinterval(), threading.stack_size(), gc.get_threshold()],
+            "garbage is collected": gc.isenabled(),
             "faulthandler": faulthandler.is_enabled(),
             "logging": [(logger.level, [str(handler) for handler in logger.handlers]) for logger in loggers],
             "warnings": sorted({str(one) for one in warnings.filters}),
@@ -141,6 +143,7 @@ def workers_of(options: dict[str, Any]) -> list[dict[str, Any]]:
     with LocalGPUCluster(**options, jobs=1) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(options["gpus_per_node"] or 1)
         found = client.run(process())
+        assert client.run_on_scheduler(gc.isenabled) and all(client.run(gc.isenabled, nanny=True).values())
         forked = options["worker_start"] == "forkserver"
         assert all(worker["fork"] is forked for worker in found.values()), log_of(cluster)
         for look in (allocator(), interpreter()):

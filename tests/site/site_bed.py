@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,16 +40,18 @@ class Answer(NamedTuple):
     err: str
 
 
-#: A busy container engine loses the last output of some commands (seen with docker.io 20.10). So each output ends with
-#: `_ALL`, and stays in a file of the host, which is read again where this end is missing.
-_ALL = b"\x04"
+#: A busy container engine loses the last output of some commands (seen with docker.io 20.10), and the client of its
+#: interface the first one, if it comes together with the header of the answer: the client does not look into the
+#: buffer from which it has read the header. So each output begins with `_BEGIN`, ends with `_END`, and stays in a file
+#: of the host, which is read again where one of both is missing.
+_BEGIN, _END = b"\x02", b"\x04"
 _KEEPING = """
 (umask 077; : > "$0.out"; : > "$0.err")
 { cd && "$@"; } > "$0.out" 2> "$0.err"
 code=$?
 echo $code > "$0.code"
-cat "$0.out"; printf '\\004'
-{ cat "$0.err"; printf '\\004'; } >&2
+printf '\\002'; cat "$0.out"; printf '\\004'
+{ printf '\\002'; cat "$0.err"; printf '\\004'; } >&2
 exit $code
 """
 
@@ -108,20 +111,21 @@ class Site:
         words = ["bash", "-c", command] if isinstance(command, str) else command
         home, kept = "/" if user == "root" else f"/home/{user}", f"/dev/shm/.{secrets.token_hex(8)}"
         # A home that does not answer must not keep the engine from starting the command: `timeout` comes before `cd`.
-        done = self._container(host).exec_run(
-            ["timeout", "-k", "5", f"{timeout:g}", "bash", "-c", _KEEPING, kept, *words],
-            user=user,
-            workdir="/",
-            environment={"HOME": home, "USER": user, **(env or {})},
-            demux=True,
-        )
-        code = done.exit_code
+        code, output = None, (None, None)
+        with suppress(ValueError):  # the client has lost the beginning, and with it the type of what follows
+            code, output = self._container(host).exec_run(
+                ["timeout", "-k", "5", f"{timeout:g}", "bash", "-c", _KEEPING, kept, *words],
+                user=user,
+                workdir="/",
+                environment={"HOME": home, "USER": user, **(env or {})},
+                demux=True,
+            )
         if code is None:  # the engine has lost the command, which still runs
             wait_for(lambda: self._kept(host, f"{kept}.code"), f"{host}: {shlex.join(words)} ends", timeout + 30)
             code = int(self._kept(host, f"{kept}.code"))
         parts = (
-            part[:-1] if part and part.endswith(_ALL) else self._kept(host, f"{kept}.{which}")
-            for part, which in zip(done.output, ("out", "err"), strict=True)
+            part[1:-1] if part and part[:1] == _BEGIN and part[-1:] == _END else self._kept(host, f"{kept}.{which}")
+            for part, which in zip(output, ("out", "err"), strict=True)
         )
         out, err = (part.decode(errors="replace") for part in parts)
         answer = Answer(code, out, err)
@@ -133,12 +137,15 @@ class Site:
         """Return the output of a command that the engine lost, or that was killed."""
         for _ in range(20):
             try:
-                read = ["sh", "-c", 'cat "$0" && printf "\\004"', path]
+                read = ["sh", "-c", 'printf "\\002" && cat "$0" && printf "\\004"', path]
                 done = self._container(host).exec_run(read, user="root", workdir="/", demux=True)
+            except ValueError:  # see `_BEGIN`
+                continue
             except Exception:  # the host has ended
                 return b""
-            if done.exit_code or (done.output[0] or b"").endswith(_ALL):
-                return (done.output[0] or b"").removesuffix(_ALL)
+            part = done.output[0] or b""
+            if done.exit_code or (part[:1] == _BEGIN and part[-1:] == _END):
+                return part.removeprefix(_BEGIN).removesuffix(_END)
         raise SiteError(f"{host}: the engine loses each output")
 
     def python(self, host: str, program: str, *arguments: str, **how: Any) -> Answer:

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import msgpack
+import psutil
 import pytest
 from distributed import Scheduler, Worker
 from distributed.security import Security
@@ -17,6 +18,7 @@ from hpcgpu.dask_scheduler.rpc_types import WorkerLoad
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
 from hpcgpu.manager.periodic_tasks import decision_interval
 from hpcgpu.manager.scheduler_client import SchedulerClient, Workers
+from hpcgpu.posix.threads import in_thread
 
 IDLE = WorkerLoad(
     processing=0,
@@ -115,6 +117,26 @@ async def test_the_manager_knows_workers_and_their_load_though_only_changes_are_
         assert await names() == {"demo-0", "demo-1"}
         assert (await client.load())["workers"].keys() == {"demo-0", "demo-1"}
         assert {"type", "id", "address", "services"} <= client.info.keys()
+
+
+async def test_a_manager_that_goes_to_the_next_scheduler_closes_its_connection_to_the_last_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with manager("demo-0") as (client, _, one), manager("demo-1") as (_, _, two):
+        port = int(one.scheduler.address.rpartition(":")[2])
+
+        def connections() -> int:
+            return sum(bool(there.raddr) and there.raddr[1] == port for there in psutil.Process().net_connections())
+
+        others = connections()  # those of the worker
+        await client.workers()
+        assert connections() == others + 1
+        await in_thread(client.move, two.scheduler.address)
+        assert {worker["name"] for worker in (await client.workers()).values()} == {"demo-1"}
+        async with asyncio.timeout(60):
+            while connections() > others:
+                await asyncio.sleep(0.01)
+        assert "open comms" not in caplog.text
 
 
 async def test_the_manager_hears_at_once_of_workers_that_come_and_go_also_when_its_stream_had_ended() -> None:

@@ -71,6 +71,16 @@ def test_it_says_what_has_ended_what_comes_and_what_the_wait_costs(tmp_path: Pat
     ]
 
 
+def test_a_full_disk_on_which_the_next_scheduler_cannot_write_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcgpu.existing_clusters.between_schedulers.is_full", lambda path: path == tmp_path)
+    restart = between_schedulers(cluster(tmp_path), [ENDED, WAITS, NEXT], now=NOW)
+    assert restart is not None
+    said = f"its address cannot be written: the disk of {tmp_path} is full. Make room there"
+    assert restart.sentences[2] == said
+
+
 def test_a_time_that_the_user_sets_holds_for_each_job(tmp_path: Path) -> None:
     restart = between_schedulers(cluster(tmp_path, restart_wait="20m"), [ENDED, WAITS, NEXT], now=NOW)
     assert restart is not None and "waits for it, 20 min at most" in restart.sentences[2]
@@ -171,15 +181,17 @@ async def test_an_address_at_which_nobody_listens_is_no_reason_to_wait(tmp_path:
                 await answer_of(directory, contact, lambda one: one.identity(), 600)
 
 
+@pytest.mark.parametrize(
+    "state", [SimpleNamespace(phase=SimpleNamespace(managed=False, left=True)), None], ids=["left", "forgotten"]
+)
 async def test_a_client_of_the_program_that_has_left_the_cluster_waits_for_the_scheduler_job_that_follows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: Any
 ) -> None:
     """The manager in the scheduler job has left, too: SIGTERM ends all processes of a job at its walltime."""
     directory = cluster(tmp_path)
     directory.write("wanted.json", json.dumps({"detached": True, "unattended": True}))
     directory.leave(directory.take_over("hpcgpu in the scheduler job", in_scheduler_job=True).number)
     directory.withdraw()
-    state = SimpleNamespace(phase=SimpleNamespace(managed=False, left=True))
     looks = iter(range(3))
 
     async def sleep(seconds: float) -> None:

@@ -337,4 +337,4 @@ def test_whatever_happens_no_job_is_lost_or_doubled_and_the_wanted_size_comes_ba
         mock.patch.object(draining, "_FINISHING_INTERVAL", 0.0),
         mock.patch.object(draining, "_STUCK_INTERVAL", 0.0),
     ):
-        asyncio.run(asyncio.wait_for(history([*steps, *end, *after], Path(folder)), 120))
+        asyncio.run(history([*steps, *end, *after], Path(folder)))

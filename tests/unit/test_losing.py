@@ -13,6 +13,7 @@ from distributed.client import FutureCancelledError
 from hpcgpu.dask_scheduler import lost_results
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
 from hpcgpu.errors import ClusterError
+from hpcgpu.runtime.complete_dask_commands import NO_LIMIT
 
 
 async def wait_for(name: str, *needs: Any) -> str:
@@ -108,7 +109,7 @@ def test_a_task_fails_when_more_workers_have_crashed_under_it_than_are_allowed(n
 
 async def _crash_three_times(needs: int) -> None:
     async with (
-        Scheduler(port=0, dashboard_address=None) as scheduler,
+        Scheduler(port=0, dashboard_address=None, allowed_failures=NO_LIMIT) as scheduler,
         Client(scheduler.address, asynchronous=True) as client,
     ):
         extension = Extension(scheduler, None)
@@ -131,7 +132,7 @@ def test_crashes_under_a_task_that_was_forgotten_do_not_count_for_another_of_the
 
 async def _crash_under_two_of_one_key() -> None:
     async with (
-        Scheduler(port=0, dashboard_address=None) as scheduler,
+        Scheduler(port=0, dashboard_address=None, allowed_failures=NO_LIMIT) as scheduler,
         Client(scheduler.address, asynchronous=True) as client,
     ):
         extension = Extension(scheduler, None)

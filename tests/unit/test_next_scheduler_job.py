@@ -386,6 +386,20 @@ async def test_the_queue_holds_that_of_a_detached_cluster_until_it_is_time_to(si
     assert following(site).name == "demo-scheduler3" and told(site) == []
 
 
+async def test_none_is_kept_waiting_where_no_job_can_wait_for_the_end_of_another(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site.queue, "waits_for_end", False)
+    site.reconciler.order(Detach())
+    assert site.reconciler.restarts is not None
+    site.reconciler.restarts.leave()
+    await site.passes(10)
+    assert live(site) == ["demo-scheduler", "demo-0"]
+    await shortly_before_the_end(site)
+    await site.passes(10)
+    assert live(site) == ["demo-scheduler", "demo-0", "demo-scheduler2"], "it waits in the queue like other jobs"
+
+
 async def test_one_that_the_queue_holds_stays_if_another_one_is_refused(site: Site) -> None:
     site.reconciler.order(Detach())
     await site.passes(10)

@@ -241,7 +241,11 @@ def test_a_request_that_the_scheduler_job_cannot_carry_out_is_not_recorded(
         assert directory.wanted().detached, "a scheduler that starts now would follow the request"
         return "compute nodes of this site cannot submit jobs"
 
+    def refused(directory: ClusterDirectory) -> str:
+        raise ClusterError("no process can manage cluster demo")
+
     monkeypatch.setattr(manager_in_scheduler_job, "_start", fails)
+    monkeypatch.setattr(manager_in_scheduler_job, "on_login_node", refused)
     directory = create_directory.claim(tmp_path / "demo", None, system="slurm")
     saved_options.write(directory, resolve("slurm", {"name": "demo", "gpus_per_node": 1}))
     earlier = apply(Wanted(), AddGroup("default", 2))

@@ -19,7 +19,7 @@ from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import dask
@@ -51,6 +51,7 @@ from hpcgpu.runtime import (
     complete_dask_commands,
     cpu_affinity,
     credentials_of_job,
+    dask_signals,
     forkserver,
     launch,
     next_scheduler,
@@ -351,6 +352,19 @@ def test_workers_end_when_their_cluster_has_another_scheduler(
     next_scheduler._watch(directory, served)
     assert signals == [(os.getpid(), signal.SIGTERM)]
     assert looks == contacts[:7], "after three looks in a row that show the other one"
+
+
+def test_workers_end_with_their_cluster_though_they_have_never_reached_its_scheduler(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    signals: list[tuple[int, int]] = []
+    monkeypatch.setattr(next_scheduler.time, "sleep", lambda seconds: directory.closing or directory.begin_close())
+    monkeypatch.setattr(next_scheduler.os, "kill", lambda *sent: signals.append(sent))
+    served = Contact(token=directory.token(), job_id="2", workers="tcp://a:1", client="tcp://a:1")
+    directory.publish(served)
+    next_scheduler._watch(directory, served)
+    assert signals == [(os.getpid(), signal.SIGTERM)]
+    assert "the cluster is closed: the workers of this job end" in capsys.readouterr().err
 
 
 def test_the_state_of_a_scheduler_job_is_not_known_while_the_queue_does_not_answer(
@@ -813,6 +827,8 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
     assert json.loads(complete_dask_commands.os.environ["HPCGPU_FABRIC"])["fabric"].startswith(why)
     assert complete_dask_commands.os.environ["NCCL_SOCKET_IFNAME"] == "=ib0", "that of the workers"
     assert complete_dask_commands.os.environ["HPCGPU_LEASE"] == "600", "then it ends without a manager"
+    assert complete_dask_commands.os.environ["HPCGPU_ALLOWED_FAILURES"] == "3", "Dask's default"
+    assert int(complete_dask_commands.os.environ["DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES"]) > 1e6
     assert complete_dask_commands.os.environ["CUDF_SPILL"] == "on", (
         "it can rebuild what workers with cuDF's spilling send"
     )
@@ -839,7 +855,7 @@ class Listening:
             retirements.append(retirement)
 
         monkeypatch.setattr(commands.Retirement, "begin", begin)
-        monkeypatch.setattr(commands.preemption, "listen", lambda _, job: self.after_a_warning.append(job))
+        monkeypatch.setattr(commands.preemption, "listen", self.after_a_warning.append)
         monkeypatch.setattr(commands.ucx_authentication, "install", self.install)
 
     def install(self) -> None:
@@ -1160,7 +1176,6 @@ def test_workers_are_spawned_if_every_user_could_reach_the_socket_of_the_fork_se
 def test_workers_that_stay_at_a_warning_end_with_the_first_process_of_the_job(
     monkeypatch: pytest.MonkeyPatch, warned: bool
 ) -> None:
-    program: Any = ModuleType("pretended_program")
     begun, signals = list[float](), list[signal.Signals]()
     worker = multiprocessing.get_context("fork").Process(target=signal.pause, daemon=True)
 
@@ -1171,13 +1186,12 @@ def test_workers_that_stay_at_a_warning_end_with_the_first_process_of_the_job(
         signals.append(signal.SIGTERM)
         return signals[-1]
 
-    program.wait_for_signals = wait_for_signals
-    monkeypatch.setitem(sys.modules, program.__name__, program)
+    monkeypatch.setattr(dask_signals, "_waits", [wait_for_signals])
     retirement: Any = SimpleNamespace(warned=lambda: 100.0 if warned else None, begin_at_once=begun.append)
     worker.start()
     try:
-        preemption.listen(program.__name__, retirement)
-        assert asyncio.run(program.wait_for_signals()) == signal.SIGTERM
+        preemption.listen(retirement)
+        assert asyncio.run(dask_signals._waits[-1]()) == signal.SIGTERM  # type: ignore[arg-type]
         worker.join(60)
         assert worker.exitcode == -signal.SIGKILL and begun == [100.0] * warned
     finally:
@@ -1190,28 +1204,27 @@ def test_workers_that_stay_at_a_warning_end_with_the_first_process_of_the_job(
 def test_workers_end_at_once_after_another_signal_or_if_their_job_has_the_scheduler(
     monkeypatch: pytest.MonkeyPatch, number: signal.Signals, retires: bool
 ) -> None:
-    program: Any = ModuleType("pretended_program")
     calls = list[str]()
 
     async def wait_for_signals() -> int:
         calls.append("wait")
         return number
 
-    program.wait_for_signals = wait_for_signals
-    monkeypatch.setitem(sys.modules, program.__name__, program)
+    monkeypatch.setattr(dask_signals, "_waits", [wait_for_signals])
     retirement: Any = SimpleNamespace(warned=lambda: calls.append("query the queue")) if retires else None
-    preemption.listen(program.__name__, retirement)
-    assert asyncio.run(program.wait_for_signals()) == number and calls == ["wait"]
+    preemption.listen(retirement)
+    assert asyncio.run(dask_signals._waits[-1]()) == number  # type: ignore[arg-type]
+    assert calls == ["wait"]
 
 
 def test_a_process_that_expects_a_warning_stays_and_its_children_do_not() -> None:
     program = """
-import ctypes, os, signal, types
+import ctypes, os, signal
 from hpcgpu.runtime import preemption
 
 preemption.stay()
 assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-preemption.expect(types.SimpleNamespace(wait_for_signals=None))
+preemption.expect(warned=True)
 preemption.stay()
 os.kill(os.getpid(), signal.SIGTERM)
 action = ctypes.create_string_buffer(256)  # of C: the handler, 128 bytes of signals, the flags
@@ -1230,12 +1243,12 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
 def test_a_release_of_dask_cuda_that_waits_for_signals_in_another_way_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    program = ModuleType("a_program_of_dask")
-    monkeypatch.setitem(sys.modules, program.__name__, program)
     monkeypatch.setenv("HPCGPU_WARNED", "1")  # of a worker that started this job
-    preemption.expect(program)
-    preemption.listen(program.__name__, None)
-    assert "HPCGPU_WARNED" not in os.environ and not hasattr(program, "wait_for_signals")
+    for release, obeys in (("26.6.0", False), ("26.10.00", True), ("26.8.0a12", True)):
+        monkeypatch.setitem(sys.modules, "dask_cuda", SimpleNamespace(__version__=release))  # type: ignore[arg-type]
+        assert dask_signals.obeyed(gpus=True) is obeys and dask_signals.obeyed(gpus=False)
+    preemption.expect(warned=False)
+    assert "HPCGPU_WARNED" not in os.environ
 
 
 def test_forks_of_the_fork_server_draw_different_random_numbers_even_if_it_has_imported_numpy() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpcgpu.batch import pbs, slurm
-from hpcgpu.batch.directive_syntax import parse_directive, quoted
+from hpcgpu.batch.directive_syntax import Directives, Syntax, parse_directive, quoted
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
 from hpcgpu.scripts.render import check_launch, check_single, render
@@ -338,6 +338,19 @@ def test_pbs_directives_are_skipped_by_resource() -> None:
 )
 def test_directives_of_the_user_are_taken_apart(text: str, parsed: tuple[str, str | None]) -> None:
     assert parse_directive(text, slurm.system.scripts()) == parsed
+
+
+def test_directives_may_be_assignments() -> None:
+    syntax = Syntax(prefix="#Q", assigned=True, quote=str, refused={"hold": "it would wait"})
+    directives = Directives(syntax, ["Memory"], ['Rank = a == "b" && c', "+Mine=$(x)"])
+    assert directives.add("cores", "cpus", 2) == "#Q cpus = 2\n"
+    assert directives.add("memory", "memory", 3) == "" == directives.add("name", "name", None)
+    assert directives.further() == '#Q rank = a == "b" && c\n#Q +mine = $(x)'
+    for extra, words in [("CPUS = 3", "set by cores"), ("Hold = 1", "would wait"), ("rank", "not an assignment")]:
+        with pytest.raises(OptionError, match=words):
+            again = Directives(syntax, [], [extra])
+            again.add("cores", "cpus", 2)
+            again.further()
 
 
 def test_values_reach_the_job_s_environment_unchanged() -> None:

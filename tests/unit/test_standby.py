@@ -345,8 +345,29 @@ def test_a_filesystem_that_fails_for_a_while_does_not_end_a_job_that_follows(
     assert node.pauses == 100
     with monkeypatch.context() as broken:
         broken.setattr(ClusterDirectory, "submits", stale)
-        with pytest.raises(LaunchError, match=r"have not been readable for 10 min: .*Stale file handle"):
+        with pytest.raises(LaunchError, match=r"have not been usable for 10 min: .*Stale file handle"):
             standby.wait_until_alone(waiting, Queue(), OWN)
+
+
+def test_a_job_that_follows_waits_for_room_on_the_disk_as_long_as_worker_jobs_wait_for_it(
+    waiting: ClusterDirectory, node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(directory: ClusterDirectory, name: str, content: bytes) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device", str(directory.path))
+
+    node.found = ConnectionResult.REFUSED
+    has_ended(waiting)
+    with monkeypatch.context() as disk:
+        disk.setattr(ClusterDirectory, "write", full)
+        why = f"{waiting.path} cannot be written: No space left on device. Make room there"
+        with pytest.raises(LaunchError, match=f"have not been usable for 15 min: {why}. This job ends"):
+            standby.wait_until_alone(waiting, Queue(), OWN, 900.0)
+        assert node.clock > 1900
+        assert capsys.readouterr().err == f"hpcgpu: {why}. This job tries again, for 15 min at most\n"
+        node.clock, node.pauses = 1000.0, 0
+        node.at_pause = lambda number: disk.undo() if number == 400 else None
+        standby.wait_until_alone(waiting, Queue(), OWN, 900.0)
+    assert node.pauses == 400 and not (waiting.path / "room").exists()
 
 
 def test_a_filesystem_that_fails_for_a_moment_does_not_end_a_scheduler_that_starts(

@@ -59,6 +59,20 @@ def ours(upstream: tcp.TLSBackend) -> None:
     assert backends["tls"] is not upstream
 
 
+async def test_a_peer_that_closes_before_tls_begins_is_a_broken_connection(
+    ours: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tornado raises a ValueError, with which a client would not try again."""
+
+    async def closed(*_: Any, **__: Any) -> None:
+        raise ValueError("IOStream is not idle; cannot convert to SSL")
+
+    monkeypatch.setattr(tcp.TLSConnector, "connect", closed)
+    security = Security.temporary().get_connection_args("client")
+    with pytest.raises(OSError, match="Timed out trying to connect to tls"):
+        await connect("tls://127.0.0.1:1", timeout=0.5, **security)
+
+
 @pytest.fixture(scope="module")
 def security() -> Security:
     return Security.temporary()

@@ -20,6 +20,7 @@ import pytest
 from hpcgpu.dask_scheduler.measure_usage import Usage, period, works
 from hpcgpu.dask_worker.gpu_metrics import GPUS, METRIC, SENT, Device, GPUUse
 from hpcgpu.fabric.connection_report import NODE
+from hpcgpu.fabric.node_gpus import whole_uuids
 from hpcgpu.posix.json_records import parse
 from hpcgpu.runtime.job_identity import JOB, JobIdentity
 from hpcgpu.store.cluster_json import FORMAT
@@ -161,6 +162,28 @@ def test_the_first_visible_gpu_is_read_and_what_it_does_not_say_is_none(
         environ["CUDA_VISIBLE_DEVICES"] = visible
     done = subprocess.run([sys.executable, "-c", _SHOW], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout.rstrip("\n") == shown, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("GPU-00000002", "GPU-00000002-0000-0000-0000-000000000002"),
+        ("GPU-00000001,3", "GPU-00000001-0000-0000-0000-000000000001,3"),
+        ("GPU-0000000", "GPU-0000000"),
+        ("GPU-ff,MIG-1", "GPU-ff,MIG-1"),
+    ],
+)
+def test_uuids_of_which_a_batch_system_gives_the_beginning_are_completed(
+    fake_gpus: None, visible: str, expected: str
+) -> None:
+    pytest.importorskip("pynvml")
+    program = f"from hpcgpu.fabric.node_gpus import whole_uuids; print(whole_uuids({visible!r}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == expected, done.stderr
+
+
+def test_beginnings_of_uuids_stay_where_no_driver_is() -> None:
+    assert whole_uuids("GPU-12,3") == "GPU-12,3" and whole_uuids("0,1") == "0,1"
 
 
 def test_a_user_who_switches_nvml_off_in_dask_gets_no_readings(fake_gpus: None) -> None:
