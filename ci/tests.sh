@@ -9,13 +9,14 @@ export PYTHONDONTWRITEBYTECODE=  # else each process that a test starts compiles
 
 # Files that take a minute and more, the longest first.
 long=(
-    local/test_scheduler_before_walltime local/test_restarted_scheduler local/test_adaptive browser/test_notebook local/test_calls
-    local/test_cluster local/test_pbs_cluster local/test_outlive browser/test_dashboard_frame local/test_cli local/test_in_containers
-    local/test_safety local/test_replay local/test_pbs_scaling local/test_lost_workers browser/test_stored local/test_wanted_data
-    local/test_kernels local/test_notify local/test_listeners local/test_authenticated local/test_hold local/test_worker_start
-    local/test_checkpoints local/test_other_programs local/test_plugin local/test_published_datasets local/test_dask_cuda_benchmarks
-    local/test_check browser/test_page local/test_jupyter_server local/test_libraries local/test_budget local/test_upload_package
-    local/test_local_queue
+    local/test_restarted_scheduler local/test_scheduler_before_walltime local/test_in_containers local/test_adaptive browser/test_notebook
+    local/test_calls local/test_cluster local/test_pbs_cluster local/test_outlive browser/test_dashboard_frame local/test_cli
+    local/test_replay local/test_listeners local/test_jupyter_server local/test_kernels local/test_safety local/test_lost_workers
+    local/test_authenticated local/test_pbs_scaling browser/test_stored local/test_wanted_data local/test_notify local/test_hold
+    local/test_worker_start local/test_checkpoints local/test_other_programs local/test_plugin local/test_published_datasets
+    local/test_dask_cuda_benchmarks local/test_check browser/test_page local/test_libraries local/test_budget local/test_upload_package
+    local/test_local_queue ssh/test_cluster_by_ssh ssh/test_broken_connections ssh/test_values_by_ssh ssh/test_bad_cases ssh/test_sshd_bed
+    ssh/test_windows_and_macos_laptops ssh/test_notebook_by_ssh
 )
 
 test=".venv/bin/python -m pytest"
@@ -29,12 +30,13 @@ parts() {
     echo "$test" "${slurm}_scaling.py"
     echo "$test" tests/docs
     printf "$test tests/%s.py\n" "${long[@]}"
-    echo .venv/bin/python tests/gpu/run.py --dry-run
-    for file in tests/{local,browser}/test_*.py; do
+    # The dry run looks for mistakes in these tests. Other tests have UCX, which computes while it waits.
+    echo .venv/bin/python tests/gpu/run.py --dry-run -k "'not ucx'"
+    for file in tests/{local,browser,ssh}/test_*.py; do
         file=${file#tests/}
         [[ " ${long[*]} " == *" ${file%.py} "* ]] || rest+=("tests/$file")
     done
-    printf '%s\n' "${rest[@]}" | xargs -n 2 echo "$test"
+    printf '%s\n' "${rest[@]}" | xargs -n 3 echo "$test"
 }
 
 # The parts that compute all the time.
@@ -46,8 +48,9 @@ computing() {
         reconciler repository right_words stage_attacks stage_unpacking standby tpch typed scripts wheel)
     once=("${once[@]/#/--ignore=tests/unit/test_}")
     echo .venv-lowest/bin/python -m pytest tests/canaries tests/unit -p no:cacheprovider "${once[@]/%/.py}"
-    echo "$test" tests --ignore=tests/slurm --ignore=tests/local --ignore=tests/docs --ignore=tests/browser --ignore=tests/site \
-        --ignore=tests/unit
+    echo "$test" tests --ignore=tests/slurm --ignore=tests/local --ignore=tests/docs --ignore=tests/browser --ignore=tests/ssh \
+        --ignore=tests/site --ignore=tests/unit
+    echo "$test" plugins --ignore-glob='*_daemons.py' # those: make test-plugins
     echo .venv/bin/python -m mypy
 }
 
