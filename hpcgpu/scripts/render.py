@@ -218,7 +218,22 @@ def _job_script(
         "asked": directives.asked,
         **own,
     }
-    return _squeeze(_rendered(system, options, f"{kind}.{system.suffix}.j2", context), syntax)
+    text = _rendered(system, options, f"{kind}.{system.suffix}.j2", context)
+    if not syntax.few:
+        _refuse_unused(system, options, job)
+    return _squeeze(text, syntax)
+
+
+def _refuse_unused(system: system_registry.System, options: Options, job: JobOptions) -> None:
+    """Refuse options for the batch system alone that none of its templates reads: they would do nothing."""
+    folders = filter(None, (system.templates, options.cluster.template_directory))
+    templates = "".join(path.read_text() for folder in folders for path in folder.rglob("*.j2"))
+    for name in ("queue", "account", "walltime", "gpu_type"):
+        if getattr(job, name) is not None and f"job.{name}" not in templates:
+            raise OptionError(
+                f"{name}: the job scripts of {system.title} do not use this option. Leave it out, and write what the "
+                "script needs instead into job_extra_directives"
+            )
 
 
 def _rendered(system: system_registry.System, options: Options, template: str, context: Mapping[str, Any]) -> str:

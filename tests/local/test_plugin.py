@@ -176,6 +176,35 @@ def test_render_writes_scripts_that_stand_alone(queue: LocalQueue, environment: 
     )
 
 
+def test_a_job_whose_id_cannot_be_read_is_not_lost(
+    queue: LocalQueue, environment: Path, cli: Run, home: Path, tmp_path: Path
+) -> None:
+    done = cli("render", "abacus", *SMALL[:-2], "-o", str(home / "alone"))
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "ab-submit").write_text(f"#!/bin/sh\n'{environment}/bin/ab-submit' \"$@\" | sed 's/counted/noted/'\n")
+    (tmp_path / "ab-submit").chmod(0o700)
+    env = {**os.environ, "PATH": f"{tmp_path}:{environment / 'bin'}:/usr/bin:/bin"}
+
+    def script(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([home / "alone" / words[0], *words[1:]], capture_output=True, text=True, env=env)
+
+    launched = script("launch.sh")
+    assert launched.returncode == 1
+    assert "scheduler job alone-scheduler may be in the queue, whose answer has no id of a job: job 1 noted" in (
+        launched.stderr
+    )
+    assert script("stop.sh", "--list").stdout == "1\n"
+    stopped = script("stop.sh")
+    assert stopped.returncode == 0 and "Cancelling 1" in stopped.stdout, stopped.stderr
+
+
+def test_an_option_that_its_scripts_do_not_use_is_refused(cli: Run, home: Path) -> None:
+    done = cli("render", "abacus", "--account", "mine", *SMALL[:-2], "-o", str(home / "alone"))
+    assert done.returncode == 2
+    assert "account: the job scripts of Abacus do not use this option" in done.stderr
+    assert not (home / "alone").exists()
+
+
 def test_check_and_profiles_ask_it_for_its_queues(queue: LocalQueue, cli: Run) -> None:
     said = cli("check", "--system", "abacus", "--queue", "brass", "--gpus-per-node", "4").stdout
     assert "abacus: Abacus 1.0" in said and "brass: 4 x GPU per node" in said

@@ -320,6 +320,7 @@ async def history(steps: list[tuple[Any, ...]], path: Path) -> None:
     assert not world.live, f"jobs are left: {world.live}"
 
 
+@pytest.mark.timeout(0)  # it computes for a minute, and on a busy machine for many
 @settings(max_examples=int(NEW or 40), derandomize=not NEW, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(_step, min_size=3, max_size=30), _end, st.lists(_step, max_size=10))
 @example([("loses_answers", True), ("order", Scale(DEFAULT, 3)), ("loses_answers", False)], (), [("passes", 100)])

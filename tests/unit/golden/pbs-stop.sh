@@ -22,6 +22,13 @@ submitted() {
     [ ! -e "$journal" ] || sed -n 's/.*"event": "submitted", "name": "\([^"]*\)", "id": "\([^"]*\)".*/\1 \2/p' "$journal"
 }
 
+# Whether the job NAME ID is the cluster's: it was submitted, or was to be submitted and nobody learned its id. An id alone may be another job's by now.
+is_ours() {
+    ! submitted | grep -qxF "$1 $2" || return 0
+    [ -n "$1" ] && [ -e "$journal" ] && grep -qF "\"event\": \"intent\", \"name\": \"$1\"" "$journal" && ! submitted | grep -q "^$1 "
+}
+
+
 # A job that has ended meanwhile, or is unknown, is no error.
 queue_cancel() {
     qdel "$@" 2>&1 | grep -vE 'Job has finished|Unknown Job Id' >&2
@@ -55,9 +62,7 @@ queue_jobs() {
             return 1
         }
         job=$(printf '%s\n' "$job" | sed -n 's/.*HPCGPU_PBS_JOB=\([^,]*\).*/\1/p' | head -n 1)
-        if submitted | grep -qxF "$job $id" || unknown | grep -qxF "$job"; then
-            echo "$id"
-        fi
+        ! is_ours "$job" "$id" || echo "$id"
     done
 }
 

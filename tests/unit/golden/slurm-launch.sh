@@ -56,15 +56,21 @@ queue_alive() {
 
 # submit NAME KIND SCRIPT [ID that must have started before]
 submit() {
-    local id answer
+    local id answer code
     [ -z "$stopping" ] || interrupted
     record "\"event\": \"intent\", \"name\": \"$1\", \"kind\": \"$2\", \"group\": \"default\"" || return
     # An interrupt must not end the command half-way: what it submitted would not be known.
     answer=$(trap '' INT TERM HUP; queue_submit "$@")
+    code=$?
     id=$(job_id_of "$answer")
     if [ -z "$id" ]; then
         [ -z "$stopping" ] || interrupted
-        echo "launch.sh: $2 job $1 was not submitted${answer:+: $answer}" >&2
+        if [ "$code" -eq 0 ]; then
+            echo "launch.sh: $2 job $1 may be in the queue, whose answer has no id of a job: $answer" >&2
+            echo "launch.sh: 'stop.sh --list' prints the jobs of this cluster, and stop.sh cancels them" >&2
+        else
+            echo "launch.sh: $2 job $1 was not submitted${answer:+: $answer}" >&2
+        fi
         return 1
     fi
     record "\"event\": \"submitted\", \"name\": \"$1\", \"id\": \"$id\""

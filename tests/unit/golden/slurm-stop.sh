@@ -21,6 +21,13 @@ record() {
 submitted() {
     [ ! -e "$journal" ] || sed -n 's/.*"event": "submitted", "name": "\([^"]*\)", "id": "\([^"]*\)".*/\1 \2/p' "$journal"
 }
+
+# Whether the job NAME ID is the cluster's: it was submitted, or was to be submitted and nobody learned its id. An id alone may be another job's by now.
+is_ours() {
+    ! submitted | grep -qxF "$1 $2" || return 0
+    [ -n "$1" ] && [ -e "$journal" ] && grep -qF "\"event\": \"intent\", \"name\": \"$1\"" "$journal" && ! submitted | grep -q "^$1 "
+}
+
 # Variables that override the scripts' directives or change what Slurm's commands answer, and GPUs of a job that this may run in.
 for variable in CUDA_VISIBLE_DEVICES "${!SBATCH_@}" "${!SLURM_@}" "${!SALLOC_@}" "${!SRUN_@}" "${!SQUEUE_@}" "${!SCANCEL_@}"; do
     case $variable in
@@ -33,7 +40,7 @@ queue_cancel() {
     scancel "$@"
 }
 
-# Ids of the cluster's jobs in the queue. An id that is another job's by now is none of ours: its name is another.
+# Ids of the cluster's jobs in the queue.
 queue_jobs() {
     local jobs id job
     jobs=$(squeue --me --noheader --format='%i %j') || {
@@ -41,15 +48,8 @@ queue_jobs() {
         return 1
     }
     while read -r id job; do
-        if submitted | grep -qxF "$job $id" || unknown "$job"; then
-            echo "$id"
-        fi
+        ! is_ours "$job" "$id" || echo "$id"
     done <<< "$jobs"
-}
-
-# Whether a job of this name was to be submitted, and nobody learned its id.
-unknown() {
-    [ -n "$1" ] && [ -e "$journal" ] && grep -qF "\"event\": \"intent\", \"name\": \"$1\"" "$journal" && ! submitted | grep -q "^$1 "
 }
 
 if [ "${1-}" = --list ]; then
