@@ -8,13 +8,30 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import gridengine_bed
 import pytest
 
 PLUGIN = Path(__file__).parents[1]
 sys.path.insert(0, str(PLUGIN))
+Bed = TypeVar("Bed", bound=gridengine_bed.GridEngineBed)
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+HEAD = """
+import subprocess, sys
+from hpcgpu_gridengine import SGEGPUCluster
+
+SMALL = {"gpus_per_node": 0, "cores": 1, "protocol": "tcp", "poll_interval": 0.5, "quiet": True, "walltime": "10m"}
+
+
+def running(cluster):
+    cluster.settle()
+    return {job.id for job in cluster.jobs if job.kind == "worker" and job.state == "running"}
+
+
+"""
 
 
 @pytest.fixture(scope="session")
@@ -33,14 +50,20 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(environment: Path, tmp_path: Path) -> Run:
+def around() -> list[str]:
+    """What stands before each command of the user."""
+    return []
+
+
+@pytest.fixture
+def run(environment: Path, tmp_path: Path, around: list[str]) -> Run:
     """Run Python in that environment, in an empty home."""
     home = tmp_path / "home"
     home.mkdir()
 
     def call(*words: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, "HOME": str(home), "HPCGPU_HOME": str(home), "XDG_CONFIG_HOME": str(home)}
-        program = [str(environment / "bin" / "python"), *words]
+        program = [*around, str(environment / "bin" / "python"), *words]
         return subprocess.run(program, capture_output=True, text=True, env=env, cwd=home, timeout=timeout)
 
     return call
@@ -52,11 +75,28 @@ def cli(run: Run) -> Run:
     return lambda *words, **more: run("-m", "hpcgpu", *words, **more)
 
 
+@pytest.fixture
+def program(run: Run, tmp_path: Path, bed: gridengine_bed.GridEngineBed) -> Run:
+    """Run a program that uses the class; its output."""
+
+    def call(body: str) -> subprocess.CompletedProcess[str]:
+        path = tmp_path / "program.py"
+        lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
+        path.write_text(f'{HEAD}if __name__ == "__main__":\n{lines}')
+        return run(str(path))
+
+    return call
+
+
 @pytest.fixture(scope="session")
 def _bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[gridengine_bed.GridEngineBed]:
     if reason := gridengine_bed.why_not():
         pytest.skip(f"no Grid Engine can run here: {reason}")
-    bed = gridengine_bed.GridEngineBed(tmp_path_factory.mktemp("gridengine"))
+    yield from started(gridengine_bed.GridEngineBed(tmp_path_factory.mktemp("gridengine")))
+
+
+def started(bed: Bed) -> Iterator[Bed]:
+    """A Grid Engine that is started, with its commands on the PATH."""
     with pytest.MonkeyPatch.context() as patch:
         try:
             bed.start()

@@ -31,12 +31,11 @@ UNPACKED = Path(os.environ.get("HPCGPU_TEST_GRIDENGINE", "/var/tmp/hpcgpu-griden
 #: Where the daemons look for the library that writes their files.
 FIXED = Path("/usr/lib/gridengine")
 COMMANDS = ("qsub", "qstat", "qdel", "qhold", "qrls", "qacct", "qconf", "qalter", "qmod", "qhost")
-HOST = "localhost"
 #: Queues, with the longest walltime of a job. One says to its jobs which GPUs they have, as sites with RSMAP do.
 QUEUES = {"gpu.q": "24:0:0", "short.q": "0:10:0"}
 NUMBERED = {"short.q": "2 3"}
 #: Parallel environments, with the number of slots that they take of a host.
-ENVIRONMENTS = {"smp": "$pe_slots", "mpi": "$fill_up"}
+ENVIRONMENTS = {"smp": "$pe_slots", "mpi": "$fill_up", "each1": "1"}
 #: It schedules each second, collects what `qstat -j` says, and writes its accounting at once.
 SCHEDULING = {
     "schedule_interval": "0:0:1",
@@ -50,6 +49,7 @@ GLOBAL = {
     "administrator_mail": "none",
     "mailer": "/bin/true",
     "load_report_time": "00:00:05",
+    "max_unheard": "00:00:15",
     "reporting_params": "accounting=true reporting=false flush_time=00:00:01 accounting_flush_time=00:00:00",
 }
 
@@ -104,7 +104,16 @@ def changed(text: str, values: dict[str, str]) -> str:
 
 
 class GridEngineBed:
-    """One Grid Engine, in a directory."""
+    """One Grid Engine, in a directory.
+
+    Attributes
+    ----------
+    master, hosts : str, tuple of str
+        The host of the qmaster, and the execution hosts. They are one here; see gridengine_hosts.py for more.
+    """
+
+    master = "localhost"
+    hosts: tuple[str, ...] = ("localhost",)
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -120,12 +129,23 @@ class GridEngineBed:
         self._write()
         self.start_master()
         self._configure()
-        self._daemon("sge_execd")
-        wait_for(lambda: "lx-" in self.call("qstat", "-f"), "the execution host answers")
+        for host in self.hosts:
+            self.start_host(host)
+
+    def start_host(self, host: str) -> None:
+        """Start the execd of a host, and return when jobs can run there."""
+        self._daemon("sge_execd", host)
+        wait_for(lambda: host not in self.away(), f"{host} answers")
+
+    def away(self) -> set[str]:
+        """The execution hosts that do not answer, as the qmaster sees it."""
+        lines = [line.split() for line in self.call("qstat", "-f").splitlines() if line.startswith("gpu.q@")]
+        known = {words[0].partition("@")[2]: "lx-" in words[4] and "u" not in "".join(words[5:]) for words in lines}
+        return {host for host in self.hosts if not known.get(host)}
 
     def start_master(self) -> None:
         """Start the qmaster, with the jobs that it knew."""
-        self._daemon("sge_qmaster")
+        self._daemon("sge_qmaster", self.master)
         wait_for(lambda: bool(self.call("qconf", "-sss", check=False).strip()), "the qmaster answers")
 
     def stop_master(self) -> None:
@@ -150,11 +170,14 @@ class GridEngineBed:
             self.call("qdel", *jobs, check=False)
             wait_for(lambda: not self.jobs(), "no job is left")
 
+    def on(self, host: str, *words: str) -> list[str]:
+        """The words of a command that runs on a host."""
+        return list(words)
+
     def call(self, command: str, *arguments: str, check: bool = True) -> str:
         """The output of one of its commands."""
-        done = subprocess.run(
-            [str(self.directory / "commands" / command), *arguments], capture_output=True, text=True, timeout=60
-        )
+        words = self.on(self.master, str(self.directory / "commands" / command), *arguments)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60)
         if check and done.returncode:
             raise BedError(f"{command} {' '.join(arguments)}: {done.stderr or done.stdout}")
         return done.stdout
@@ -195,11 +218,12 @@ class GridEngineBed:
         shared = UNPACKED / "usr/share/gridengine"
         (self.directory / "util").symlink_to(shared / "util")
         for folder in ("bin", "utilbin"):
-            (self.directory / folder).mkdir()
-            (self.directory / folder / "lx-amd64").symlink_to(self.programs)
+            (self.directory / folder / "lx-amd64").mkdir(parents=True)
+            for program in self.programs.iterdir():
+                (self.directory / folder / "lx-amd64" / program.name).symlink_to(program)
         (self.directory / "ports").write_text(f"{free_port()} {free_port()}")
-        (common / "act_qmaster").write_text(f"{HOST}\n")
-        (common / "host_aliases").write_text(f"{HOST} {socket.gethostname()}\n")
+        (common / "act_qmaster").write_text(f"{self.master}\n")
+        self._name_hosts(common)
         admin = getpass.getuser() if os.geteuid() else "none"
         (common / "bootstrap").write_text(
             f"admin_user {admin}\n"
@@ -208,9 +232,12 @@ class GridEngineBed:
             "security_mode none\nlistener_threads 2\nworker_threads 2\nscheduler_threads 1\njvm_threads 0\n"
         )
         exports = "".join(f"export {name}='{value}'\n" for name, value in self._own_environment().items())
-        for command in COMMANDS:
-            script = self.directory / "commands" / command
-            script.write_text(f'#!/bin/sh\n{exports}exec {self.programs}/{command} "$@"\n')
+        (self.directory / "bin/lx-amd64/qrsh").unlink()  # a job calls it, and has not the libraries of its own
+        for script in (
+            *(self.directory / "commands" / name for name in COMMANDS),
+            self.directory / "bin/lx-amd64/qrsh",
+        ):
+            script.write_text(f'#!/bin/sh\n{exports}exec {self.programs}/{script.name} "$@"\n')
             script.chmod(0o755)
         settings = changed(
             (shared / "default-configuration").read_text(),
@@ -223,18 +250,23 @@ class GridEngineBed:
         self._run("spooldefaults.bin", "usersets", str(shared / "util/resources/usersets"))
         self._run("spooldefaults.bin", "managers", getpass.getuser())
 
+    def _name_hosts(self, common: Path) -> None:
+        """The name of this machine is one more name of the host."""
+        (common / "host_aliases").write_text(f"{self.master} {socket.gethostname()}\n")
+
     def _configure(self) -> None:
         """Add the GPUs, the parallel environments and the queues."""
         self._set("-Msconf", changed(self.call("qconf", "-ssconf"), SCHEDULING))
         self._set("-Mc", self.call("qconf", "-sc") + "gpu gpu INT <= YES JOB 0 0\n")
-        self.call("qconf", "-as", HOST)
-        self._set("-Ae", changed(_HOST_ENTRY, {"hostname": HOST, "complex_values": "gpu=4"}))
+        self.call("qconf", "-as", self.master)
+        for host in self.hosts:
+            self._set("-Ae", changed(_HOST_ENTRY, {"hostname": host, "complex_values": "gpu=4"}))
         for name, rule in ENVIRONMENTS.items():
             self._set("-Ap", _ENVIRONMENT.format(name=name, rule=rule))
         for name, walltime in QUEUES.items():
             own = {
                 "qname": name,
-                "hostlist": HOST,
+                "hostlist": " ".join(self.hosts),
                 "slots": "16",
                 "pe_list": " ".join(ENVIRONMENTS),
                 "h_rt": walltime,
@@ -261,16 +293,15 @@ class GridEngineBed:
 
     def _run(self, program: str, *arguments: str) -> None:
         environment = os.environ | self._own_environment()
-        done = subprocess.run(
-            [str(self.programs / program), *arguments], capture_output=True, text=True, env=environment
-        )
+        words = self.on(self.master, str(self.programs / program), *arguments)
+        done = subprocess.run(words, capture_output=True, text=True, env=environment)
         if done.returncode:
             raise BedError(f"{program}: {done.stderr or done.stdout}")
 
-    def _daemon(self, name: str) -> None:
+    def _daemon(self, name: str, host: str) -> None:
         """Start a daemon, which puts itself in the background."""
         subprocess.run(
-            [str(self.programs / name)],
+            self.on(host, str(self.programs / name)),
             cwd=self.directory,
             env={"PATH": os.defpath, "LANG": "C.UTF-8", **self._own_environment()},
             stdin=subprocess.DEVNULL,

@@ -16,33 +16,7 @@ from gridengine_bed import GridEngineBed, wait_for
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "gpu_stub"))
 import build
 
-HEAD = """
-import subprocess, sys
-from hpcgpu_gridengine import SGEGPUCluster
-
-SMALL = {"gpus_per_node": 0, "cores": 1, "protocol": "tcp", "poll_interval": 0.5, "quiet": True, "walltime": "10m"}
-
-
-def running(cluster):
-    cluster.settle()
-    return {job.id for job in cluster.jobs if job.kind == "worker" and job.state == "running"}
-
-
-"""
 SMALL = "--gpus-per-node 0 --cores 1 --scheduler gpus-per-node=0 --protocol tcp --poll-interval 0.5 --walltime 10m"
-
-
-@pytest.fixture
-def program(run: Run, tmp_path: Path, bed: GridEngineBed) -> Run:
-    """Run a program that uses the class; its output."""
-
-    def call(body: str) -> subprocess.CompletedProcess[str]:
-        path = tmp_path / "program.py"
-        lines = "".join(f"    {line}\n" for line in body.strip().splitlines())
-        path.write_text(f'{HEAD}if __name__ == "__main__":\n{lines}')
-        return run(str(path))
-
-    return call
 
 
 @pytest.fixture

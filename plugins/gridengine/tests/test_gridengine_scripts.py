@@ -59,3 +59,13 @@ def test_a_job_of_several_nodes_counts_the_slots_of_all(cli: Run, tmp_path: Path
 def test_the_types_of_the_options_are_up_to_date(run: Run) -> None:
     made = run("-m", "hpcgpu.configuration.signatures", "gridengine")
     assert made.stdout == (PLUGIN / "hpcgpu_gridengine" / "typed.py").read_text(), made.stderr
+
+
+def test_its_page_lists_its_options_and_shows_its_scripts(run: Run, tmp_path: Path) -> None:
+    trees = str(tmp_path / "trees")
+    done = run("-m", "sphinx", "-nWq", "-b", "text", "-d", trees, str(PLUGIN / "docs"), str(tmp_path / "pages"))
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "pages" / "index.txt").read_text()
+    for option in ("parallel_environment", "gpu_resource", "gpus_counted", "memory_resource", "nodes_environment"):
+        assert f'"{option}"' in page
+    assert "#$ -l gpu=2" in page and "#$ -pe smp 8" in page and "#$ -pe mpi8 16" in page
