@@ -7,7 +7,7 @@
 
 PYTHON := .venv/bin/python
 
-.PHONY: demo notebook test test-site test-plugins clean
+.PHONY: demo notebook test test-site plugin-daemons test-plugins clean
 
 demo:
 	@ci/environment.sh examples
@@ -32,10 +32,12 @@ test-site:
 	@ci/environment.sh test
 	@ci/test-site.sh
 
-test-plugins:
+plugin-daemons:
 	@ci/environment.sh test
 	@$(PYTHON) plugins/gridengine/tests/gridengine_bed.py install || echo "the tests that need a Grid Engine will be skipped"
 	@$(PYTHON) plugins/htcondor/tests/htcondor_bed.py install || echo "the tests that need an HTCondor will be skipped"
+
+test-plugins: plugin-daemons
 	@$(PYTHON) -m pytest plugins
 
 clean:

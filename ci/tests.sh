@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs mypy and all tests but those of the site in containers (make test-site), in parts; with HPCGPU_TEST_SITE=yes in the environment those
-# too, where there can be a site. Three parts with whole clusters for each core run at a time, since these wait for two thirds of their time.
-# What computes all the time, such as the fast tests, runs beside them with what they leave of the cores: it makes none of them slower.
-# The output of each part comes at its end, with the time that it took. Fails if any of them does.
+# Runs mypy and all tests, in parts; those of the site in containers (make test-site) with HPCGPU_TEST_SITE=yes in the environment, and those
+# of the plugins on their daemons (make test-plugins) with HPCGPU_TEST_PLUGINS=yes. Three parts with whole clusters for each core run at a
+# time, since these wait for two thirds of their time. What computes all the time, such as the fast tests, runs beside them with what they
+# leave of the cores: it makes none of them slower. The output of each part comes at its end, with the time that it took. Fails if any does.
 set -u
 cd "$(dirname "$0")/.." || exit
 export PYTHONDONTWRITEBYTECODE=  # else each process that a test starts compiles hpcgpu anew
@@ -28,6 +28,7 @@ parts() {
     echo "$test" tests/slurm --ignore="${slurm}_cluster.py" --ignore="${slurm}_scaling.py" # one Slurm for each of these three
     echo "$test" "${slurm}_cluster.py"
     echo "$test" "${slurm}_scaling.py"
+    [ "${HPCGPU_TEST_PLUGINS-}" != yes ] || printf "$test %s\n" plugins/*/tests/*_daemons.py
     echo "$test" tests/docs
     printf "$test tests/%s.py\n" "${long[@]}"
     # The dry run looks for mistakes in these tests. Other tests have UCX, which computes while it waits.
@@ -50,7 +51,7 @@ computing() {
     echo .venv-lowest/bin/python -m pytest tests/canaries tests/unit -p no:cacheprovider "${once[@]/%/.py}"
     echo "$test" tests --ignore=tests/slurm --ignore=tests/local --ignore=tests/docs --ignore=tests/browser --ignore=tests/ssh \
         --ignore=tests/site --ignore=tests/unit
-    echo "$test" plugins --ignore-glob='*_daemons.py' # those: make test-plugins
+    echo "$test" plugins --ignore-glob='*_daemons.py' # those are parts with whole clusters
     echo .venv/bin/python -m mypy
 }
 
