@@ -61,6 +61,9 @@ class Syntax:
     assigned : bool
         Directives are assignments, ``name = value``. Templates write the names in lower case; users may write them in
         either. A user's own value is written as it is, because it may be an expression.
+    words : bool
+        Options of several letters have one dash, and may have several values: ``-pe smp 8``. A value never follows its
+        option without a space.
     few : bool
         The batch system has few options. So a user may skip directives that it does not have, which are for another
         batch system.
@@ -75,6 +78,7 @@ class Syntax:
     refused: Mapping[str, str] = field(default_factory=dict)
     keyed: Collection[str] = ()
     assigned: bool = False
+    words: bool = False
     few: bool = False
     filters: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     names: Mapping[str, object] = field(default_factory=dict)
@@ -117,7 +121,7 @@ def parse_directive(text: str, syntax: Syntax) -> tuple[str, str | None]:
             raise OptionError(f"job_extra_directives: {text!r} sets more than one option: write one option per entry")
     elif text.startswith("--") and "=" in text and " " not in text.split("=", 1)[0]:
         option, value = text.split("=", 1)
-    elif not text.startswith("--") and len(text) > 2 and text[2] != " ":
+    elif not syntax.words and not text.startswith("--") and len(text) > 2 and text[2] != " ":
         option, value = text[:2], text[2:]  # -pgpu
     else:
         option, _, value = text.partition(" ")
@@ -128,6 +132,8 @@ def parse_directive(text: str, syntax: Syntax) -> tuple[str, str | None]:
         words = shlex.split(value)
     except ValueError as error:
         raise OptionError(f"job_extra_directives: {text!r}: {error}") from error
+    if syntax.words:
+        return option, " ".join(words)
     if len(words) != 1:
         raise OptionError(
             f"job_extra_directives: {text!r} holds more than one value: quote the value, or write one option per entry"

@@ -50,6 +50,7 @@ SYNTAX = Syntax(
     prefix="#$",
     quote=quoted_value,
     keyed=("-l",),
+    words=True,
     refused={
         "-t": ONE_JOB,
         "-sync": CLUSTER_WAITS,

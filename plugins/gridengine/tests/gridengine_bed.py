@@ -198,6 +198,14 @@ class GridEngineBed:
         elif known:
             self.call("qconf", "-drqs", name)
 
+    def set_verifier(self, words: str) -> None:
+        """Refuse each job with these words by a verifier of the site (JSV); none if they are empty."""
+        script = self.directory / "verifier"
+        answers = f"START) echo STARTED ;; BEGIN) echo 'RESULT STATE REJECT {words}' ;; QUIT) exit ;;"
+        script.write_text(f"#!/bin/sh\nwhile read -r said more; do case $said in {answers} esac; done\n")
+        script.chmod(0o755)
+        self.set_global(jsv_url=f"script:{script}" if words else "none")
+
     # -- within -------------------------------------------------------------------------------------------------------
 
     def _own_environment(self) -> dict[str, str]:

@@ -159,3 +159,63 @@ def test_rendered_scripts_launch_and_stop(bed: GridEngineBed, cli: Run, tmp_path
     assert launched.returncode == 0 and "worker job" in launched.stdout, launched.stderr
     assert stopped.returncode == 0 and "Cancelling" in stopped.stdout, stopped.stderr
     wait_for(lambda: not bed.jobs(), "no job is left")
+
+
+def test_a_cluster_adapts_and_another_program_takes_it_over(program: Run, bed: GridEngineBed) -> None:
+    done = program("""
+first = SGEGPUCluster(**SMALL, name="kept", jobs=1, shutdown_on_close=False)
+first.wait_for_workers(1, timeout=120)
+first.close()
+with SGEGPUCluster.from_name("kept") as cluster, cluster.get_client() as client:
+    print(client.submit(sum, [1, 2, 3]).result())
+    cluster.adapt(minimum=1, maximum=2)
+    slow = client.map(lambda i: __import__("time").sleep(0.5) or i, range(60), pure=False)
+    client.wait_for_workers(2, timeout=120)
+    print(sum(client.gather(slow)))
+    while len(running(cluster)) > 1:
+        cluster.settle()
+    cluster.shutdown()
+""")
+    assert done.stdout.split() == ["6", "1770"], done.stderr
+    wait_for(lambda: not bed.jobs(), "no job is left")
+
+
+def test_the_words_of_a_site_s_verifier_that_refuses_reach_the_user(program: Run, bed: GridEngineBed) -> None:
+    bed.set_verifier("no GPU jobs before the maintenance")
+    try:
+        done = program("SGEGPUCluster(**SMALL, jobs=1).wait_for_workers(1, timeout=60)")
+    finally:
+        bed.set_verifier("")
+    assert done.returncode != 0
+    assert "Grid Engine refused job" in done.stderr and "no GPU jobs before the maintenance" in done.stderr
+    assert bed.jobs() == {}
+
+
+def test_a_worker_job_that_cannot_start_ends_the_wait_with_why(program: Run, bed: GridEngineBed) -> None:
+    done = program("""
+broken = SMALL | {"job_extra_directives": ["-wd /nowhere"], "scheduler": {"job_extra_directives": ()}}
+with SGEGPUCluster(**broken, jobs=1) as cluster:
+    cluster.wait_for_workers(1, timeout=100)
+""")
+    assert done.returncode != 0
+    assert "will never start" in done.stderr and "/nowhere: No such file or directory" in done.stderr
+
+
+def test_a_lost_job_that_the_accounting_does_not_have_is_replaced(program: Run, bed: GridEngineBed) -> None:
+    usual = gridengine_bed.GLOBAL["reporting_params"]
+    bed.set_global(reporting_params=usual.replace("accounting=true", "accounting=false"))
+    try:
+        done = program("""
+with SGEGPUCluster(**SMALL | {"quiet": False}, jobs=1) as cluster:
+    cluster.wait_for_workers(1, timeout=120)
+    [lost] = running(cluster)
+    subprocess.run(["qdel", lost], check=True, stdout=subprocess.DEVNULL)
+    while not running(cluster) - {lost}:
+        cluster.settle()
+    cluster.wait_for_workers(1, timeout=120)
+    print("replaced")
+""")
+    finally:
+        bed.set_global(reporting_params=usual)
+    assert done.stdout.split()[-1:] == ["replaced"], done.stderr
+    assert "failed: the queue has forgotten how it ended" in done.stderr

@@ -61,6 +61,30 @@ def test_the_types_of_the_options_are_up_to_date(run: Run) -> None:
     assert made.stdout == (PLUGIN / "hpcgpu_gridengine" / "typed.py").read_text(), made.stderr
 
 
+@pytest.mark.parametrize("directive", ["-ar 12", "-wd /scratch/ada", "-l gpu_model=a100", "-p -5"])
+def test_a_user_s_own_directive_is_written(cli: Run, tmp_path: Path, directive: str) -> None:
+    done = cli("render", "gridengine", f"--job-extra-directives={directive}", "-o", str(tmp_path / "demo"))
+    assert done.returncode == 0, done.stderr
+    assert f"#$ {directive}\n" in (tmp_path / "demo" / "worker.sge").read_text()
+
+
+@pytest.mark.parametrize(
+    ("directive", "words"),
+    [
+        ("-hold_jid 7", "hpcgpu sets it"),
+        ("-sync y", "waits for its jobs itself"),
+        ("-t 1-4", "job array"),
+        ("-pe smp 8", "-pe is set by cores"),
+    ],
+)
+def test_a_directive_that_would_break_the_cluster_is_refused(
+    cli: Run, tmp_path: Path, directive: str, words: str
+) -> None:
+    options = (f"--job-extra-directives={directive}", "--cores", "4", "-o", str(tmp_path / "demo"))
+    done = cli("render", "gridengine", *options)
+    assert done.returncode == 2 and words in done.stderr
+
+
 def test_its_page_lists_its_options_and_shows_its_scripts(run: Run, tmp_path: Path) -> None:
     trees = str(tmp_path / "trees")
     done = run("-m", "sphinx", "-nWq", "-b", "text", "-d", trees, str(PLUGIN / "docs"), str(tmp_path / "pages"))
