@@ -72,7 +72,8 @@ def ending(job: Mapping[str, Any]) -> tuple[JobState, str]:
         return JobState.CANCELLED, removed
     if job.get("LastHoldReasonCode") is not None:
         return _HOLDS.get(job["LastHoldReasonCode"], JobState.FAILED), hold(job, "Last")
-    return JobState.PREEMPTED, str(job.get("VacateReason") or "its machine was taken away")
+    vacated = str(job.get("VacateReason") or "its machine was taken away")
+    return (JobState.NODE_FAIL if "disconnected too long" in vacated else JobState.PREEMPTED), vacated
 
 
 def exit_code(job: Mapping[str, Any]) -> int | None:

@@ -74,3 +74,15 @@ def bed(_bed: htcondor_bed.HTCondorBed) -> Iterator[htcondor_bed.HTCondorBed]:
     left = {job: status for job, status in _bed.jobs().items() if status != "3"}
     _bed.cancel_all()
     assert not left, f"the test left jobs in the queue: {left}"
+
+
+@pytest.fixture
+def small(bed: htcondor_bed.HTCondorBed) -> Iterator[str]:
+    """A second machine of that HTCondor, with four cores and two smaller GPUs; its name."""
+    bed.add_machine("small", cores=4, gpus=htcondor_bed.T4, number=2)
+    try:
+        yield "small.bed"
+    finally:
+        # A removed job whose machine is switched off would stay in the queue until its lease ends.
+        bed.call("rm", "-forcex", "-constraint", "JobStatus == 3", check=False)
+        bed.remove_machine("small")

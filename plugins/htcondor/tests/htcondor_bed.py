@@ -1,4 +1,4 @@
-"""A real HTCondor on one machine, for the tests: all daemons of a personal pool, from a directory.
+"""A real HTCondor on one machine, for the tests: all daemons of a pool, from a directory. `add_machine` adds one.
 
     python htcondor_bed.py install       # Debian 13's packages, unpacked into a directory; nothing is installed
     python htcondor_bed.py start DIR
@@ -36,20 +36,13 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 UNPACKED = Path(os.environ.get("HPCGPU_TEST_HTCONDOR", "/var/tmp/hpcgpu-htcondor-23.9"))
 COMMANDS = (
     *("submit", "q", "history", "rm", "hold", "release", "status", "version", "vacate_job"),
-    *("config_val", "reconfig", "off", "on"),
+    *("config_val", "reconfig", "off", "on", "advertise"),
 )
 #: The user whose files root's are, in the namespace.
 NAMESPACE = ("unshare", "--user", "--map-user=1", "--map-group=1") if os.geteuid() == 0 else ()
-#: What condor_gpu_discovery would print on a node with four GPUs.
-GPUS = """\
-#!/bin/sh
-echo 'DetectedGPUs="GPU-00000000, GPU-00000001, GPU-00000002, GPU-00000003"'
-echo 'Common=[ DriverVersion=12.2; MaxSupportedVersion=12020; ]'
-kind='Capability=8.0; DeviceName="NVIDIA A100-SXM4-40GB"; GlobalMemoryMb=40536'
-for gpu in 0 1 2 3; do
-    echo "GPU_0000000$gpu=[ id=\\"GPU-0000000$gpu\\"; $kind; ]"
-done
-"""
+#: Kinds of GPUs, as condor_gpu_discovery prints them.
+A100 = 'Capability=8.0; DeviceName="NVIDIA A100-SXM4-40GB"; GlobalMemoryMb=40536'
+T4 = 'Capability=7.5; DeviceName="Tesla T4"; GlobalMemoryMb=15360'
 CONFIG = """\
 RELEASE_DIR = {unpacked}/usr
 LIBEXEC = $(RELEASE_DIR)/libexec/condor
@@ -77,7 +70,7 @@ ALLOW_NEGOTIATOR = *
 use feature : PartitionableSlot
 NUM_CPUS = 16
 MEMORY = 64000
-MACHINE_RESOURCE_INVENTORY_GPUS = {directory}/gpus
+MACHINE_RESOURCE_INVENTORY_GPUS = $(LOCAL_DIR)/gpus
 START = True
 SUSPEND = False
 PREEMPT = False
@@ -91,6 +84,15 @@ SCHEDD_MIN_INTERVAL = 1
 PERIODIC_EXPR_INTERVAL = 2
 UPDATE_INTERVAL = 5
 include ifexist : {directory}/further
+"""
+#: What another machine of the pool has instead.
+MACHINE = """\
+include : {directory}/config
+LOCAL_DIR = {directory}/machines/{name}
+DAEMON_LIST = MASTER, STARTD
+NETWORK_HOSTNAME = {name}.bed
+SHARED_PORT_PORT = {port}
+NUM_CPUS = {cores}
 """
 
 
@@ -169,7 +171,6 @@ class HTCondorBed:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._pid = directory / "master.pid"
 
     def environment(self) -> dict[str, str]:
         """What a process needs in its environment to use it."""
@@ -178,12 +179,7 @@ class HTCondorBed:
     def start(self) -> None:
         """Start the daemons, and return when a job can run."""
         self._write()
-        subprocess.run(
-            [*NAMESPACE, *self._own("sbin/condor_master"), "-pidfile", str(self._pid)],
-            check=True,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-        )
+        self._master(self.directory)
         wait_for(lambda: "slot1" in self.call("status", "-af", "Name", check=False), "the machine is in the pool")
         wait_for(self._schedd_answers, "the schedd answers")
 
@@ -191,8 +187,29 @@ class HTCondorBed:
         """Cancel all jobs and end the daemons."""
         with suppress(BedError):
             self.cancel_all()
-        self.call("off", "-fast", "-daemon", "master", check=False)
-        wait_for(lambda: not self._alive(), "the daemons end")
+        for folder in (self.directory, *self.directory.glob("machines/*")):
+            self._end(folder)
+
+    def add_machine(self, name: str, *, cores: int, gpus: str, number: int) -> None:
+        """Start another machine of the pool, with a number of GPUs of one kind: the machine ``NAME.bed``."""
+        folder = self.directory / "machines" / name
+        config = MACHINE.format(directory=self.directory, name=name, port=free_port(), cores=cores)
+        _folders(folder, config, gpus, number)
+        self._master(folder)
+        wait_for(lambda: self._in_pool(name), f"{name} is in the pool")
+
+    def remove_machine(self, name: str) -> None:
+        """End a machine that was added, also one that is switched off: the pool forgets it."""
+        self._end(self.directory / "machines" / name)
+        gone = f'MyType = "Query"\nTargetType = "Machine"\nRequirements = Machine == "{name}.bed"\n'
+        self.call("advertise", "INVALIDATE_STARTD_ADS", "-", text=gone)
+        wait_for(lambda: not self._in_pool(name), f"{name} is out of the pool")
+        shutil.rmtree(self.directory / "machines" / name)
+
+    def switch_off(self, name: str) -> None:
+        """Kill all that runs on a machine that was added, with its jobs. Nobody tells the pool."""
+        folder = self.directory / "machines" / name
+        wait_for(lambda: not _killed(folder), f"all of {name} is dead")
 
     def stop_schedd(self) -> None:
         """End the schedd: no command works."""
@@ -210,12 +227,6 @@ class HTCondorBed:
         job_id = self.call("submit", "-terse", *probe, "-queue", "1").split(".")[0]
         wait_for(lambda: job_id not in self.jobs(), "a job runs")
 
-    def kill_machine(self) -> None:
-        """Kill what runs the jobs, with the jobs; the master starts the startd again."""
-        for pid in self._processes("condor_startd", "condor_starter"):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
     def jobs(self) -> dict[str, str]:
         """The JobStatus of each job."""
         lines = self.call("q", "-allusers", "-af", "ClusterId", "JobStatus").splitlines()
@@ -232,10 +243,11 @@ class HTCondorBed:
         (self.directory / "further").write_text("".join(f"{name} = {value}\n" for name, value in values.items()))
         self.call("reconfig")
 
-    def call(self, command: str, *arguments: str, check: bool = True) -> str:
+    def call(self, command: str, *arguments: str, check: bool = True, text: str = "") -> str:
         """The output of one of its commands, without ``condor_``."""
         done = subprocess.run(
             [str(self.directory / "commands" / f"condor_{command}"), *arguments],
+            input=text,
             capture_output=True,
             text=True,
             timeout=60,
@@ -246,22 +258,22 @@ class HTCondorBed:
 
     # -- within -------------------------------------------------------------------------------------------------------
 
-    def _own(self, program: str) -> list[str]:
+    def _master(self, folder: Path) -> None:
+        """Start the daemons of a machine."""
         path = f"{UNPACKED}/usr/bin:{UNPACKED}/usr/sbin:{os.defpath}"
-        return ["env", f"CONDOR_CONFIG={self.directory}/config", f"PATH={path}", str(UNPACKED / "usr" / program)]
+        own = ["env", f"CONDOR_CONFIG={folder}/config", f"PATH={path}", str(UNPACKED / "usr/sbin/condor_master")]
+        pid = str(folder / "master.pid")
+        subprocess.run([*NAMESPACE, *own, "-pidfile", pid], check=True, timeout=60, stdin=subprocess.DEVNULL)
 
-    def _processes(self, *names: str) -> list[int]:
-        """The processes of these programs that belong to this directory."""
-        own, found = f"CONDOR_CONFIG={self.directory}/config".encode(), []
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                variables = (process / "environ").read_bytes().split(b"\0")
-                if own in variables and (process / "comm").read_text().strip() in names:
-                    found.append(int(process.name))
-        return found
+    def _end(self, folder: Path) -> None:
+        """End the daemons of a machine."""
+        pid = int((folder / "master.pid").read_text())
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGQUIT)
+        wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the daemons end")
 
-    def _alive(self) -> bool:
-        return self._pid.exists() and Path(f"/proc/{self._pid.read_text().strip()}").exists()
+    def _in_pool(self, name: str) -> bool:
+        return f"{name}.bed" in self.call("status", "-af", "Machine", check=False).split()
 
     def _schedd_answers(self) -> bool:
         return "Total for query" in self.call("q", "-totals", check=False)
@@ -269,19 +281,38 @@ class HTCondorBed:
     def _write(self) -> None:
         """Make the directory anew."""
         shutil.rmtree(self.directory, ignore_errors=True)
-        for name in ("log", "spool", "execute", "lock", "run", "commands"):
-            (self.directory / name).mkdir(parents=True)
         config = CONFIG.format(unpacked=UNPACKED, directory=self.directory, port=free_port())
-        (self.directory / "config").write_text(config)
-        gpus = self.directory / "gpus"
-        gpus.write_text(GPUS)
-        gpus.chmod(0o755)
+        _folders(self.directory, config, A100, 4)
+        (self.directory / "commands").mkdir()
         for command in COMMANDS:
             script = self.directory / "commands" / f"condor_{command}"
             [program] = (UNPACKED / "usr").glob(f"*bin/{script.name}")
             start = shlex.join([*NAMESPACE, "env", f"CONDOR_CONFIG={self.directory}/config", str(program)])
             script.write_text(f'#!/bin/sh\nexec {start} "$@"\n')
             script.chmod(0o755)
+
+
+def _folders(folder: Path, config: str, gpus: str, number: int) -> None:
+    """Make the directory of a machine."""
+    for name in ("log", "spool", "execute", "lock", "run"):
+        (folder / name).mkdir(parents=True)
+    (folder / "config").write_text(config)
+    ids = [f"GPU-0000000{gpu}" for gpu in range(number)]
+    lines = [f'DetectedGPUs="{", ".join(ids)}"', "Common=[ DriverVersion=12.2; MaxSupportedVersion=12020; ]"]
+    lines += [f'GPU_{gpu[4:]}=[ id="{gpu}"; {gpus}; ]' for gpu in ids]
+    (folder / "gpus").write_text("#!/bin/sh\ncat << 'EOF'\n" + "".join(f"{line}\n" for line in lines) + "EOF\n")
+    (folder / "gpus").chmod(0o755)
+
+
+def _killed(folder: Path) -> int:
+    """Kill what runs in the directory of a machine: daemons, jobs and what they started; how many there were."""
+    number = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"{folder}/".encode() in (process / "environ").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
+                number += 1
+    return number
 
 
 def main() -> None:
@@ -295,7 +326,7 @@ def main() -> None:
     if action == "env":
         print("".join(f"export {name}='{value}'\n" for name, value in bed.environment().items()))
     else:
-        getattr(bed, action.replace("-", "_"))()
+        getattr(bed, action.replace("-", "_"))(*arguments[1:])
 
 
 if __name__ == "__main__":

@@ -61,10 +61,20 @@ def test_the_history_says_how_jobs_ended() -> None:
         ({"JobStatus": 5, "HoldReasonCode": 34, "HoldReason": "memory"}, JobState.OUT_OF_MEMORY),
         ({"JobStatus": 5, "HoldReasonCode": 1, "HoldReason": "by user"}, JobState.CANCELLED),
         ({"JobStatus": 1}, JobState.PREEMPTED),
+        (
+            {"JobStatus": 1, "VacateReason": "Job disconnected too long: JobLeaseDuration (20 seconds) expired"},
+            JobState.NODE_FAIL,
+        ),
     ],
 )
 def test_how_a_job_of_htcondor_ended(ad: dict[str, object], expected: JobState) -> None:
     assert ending(ad)[0] is expected
+
+
+def test_the_words_of_a_hold_cannot_control_the_terminal() -> None:
+    ad = {"ClusterId": 1, "JobStatus": 5, "HoldReasonCode": 1, "HoldReason": "first\x1b[2J\nsecond"}
+    words = explain(statuses([ad])["1"])
+    assert "first" in words and "second" in words and words.isprintable()
 
 
 @pytest.mark.parametrize("status", [6, 7, 3, 99, None, "2"])

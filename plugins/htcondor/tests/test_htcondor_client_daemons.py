@@ -300,13 +300,12 @@ def test_without_its_schedd_nothing_is_said_of_jobs(submit: Submit, bed: HTCondo
     assert remembered(job_id).state is JobState.CANCELLED
 
 
-def test_a_job_whose_machine_fails_has_ended_after_its_lease(submit: Submit, bed: HTCondorBed) -> None:
-    job_id = submit(FOREVER, "job_lease_duration = 20")
-    runs(job_id)
-    bed.wait_for_a_schedule()
-    bed.kill_machine()
-    assert ended(job_id).state is JobState.PREEMPTED
-    assert remembered(job_id).state is JobState.PREEMPTED
+def test_a_job_whose_machine_fails_has_ended_after_its_lease(submit: Submit, bed: HTCondorBed, small: str) -> None:
+    job_id = submit(FOREVER, "job_lease_duration = 20", f'requirements = Machine == "{small}" && {FIRST}')
+    assert runs(job_id).node == small
+    bed.switch_off("small")
+    assert ended(job_id).state is JobState.NODE_FAIL
+    assert remembered(job_id).state is JobState.NODE_FAIL
 
 
 def test_a_job_cannot_wait_for_the_end_of_another(bed: HTCondorBed, tmp_path: Path) -> None:
