@@ -130,7 +130,7 @@ def _questions() -> Iterator[bytes]:
 
 
 def _answer(question: dict[str, str], observers: dict[str, Observer]) -> dict[str, Any]:
-    """Return a snapshot of the cluster in a directory, or the end of the log of a job."""
+    """Return a snapshot of the cluster in a directory, or the end of the log of a job; or let it be managed."""
     from hpcgpu.existing_clusters.logs import end_of
     from hpcgpu.existing_clusters.lookup import locate
     from hpcgpu.existing_clusters.snapshot import Observer
@@ -140,6 +140,10 @@ def _answer(question: dict[str, str], observers: dict[str, Observer]) -> dict[st
         directory = locate(Path(path))
         if job := question.get("log"):
             return {"log": end_of(directory, job)}
+        if "manage" in question:
+            from hpcgpu.orders.manager_on_login_node import if_needed
+
+            return {"manage": if_needed(directory)}
         observer = observers.setdefault(path, Observer(directory))
         return {"snapshot": observer.snapshot().as_json()}
     except Exception as error:  # the person who looks reads it

@@ -80,6 +80,7 @@ def _start_by_ssh(host: str, arguments: list[str]) -> None:
 )
 @click.option("--maximum-jobs", type=click.IntRange(min=1), help="With --adapt: maximum number of worker jobs.")
 @click.option("--managed", is_flag=True, hidden=True, help="The scheduler job manages the cluster.")
+@click.option("--token", hidden=True, default="", help="Names this start: it is continued if it runs again.")
 @json_option
 @cluster_options
 def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each option
@@ -89,6 +90,7 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     minimum_jobs: int,
     maximum_jobs: int | None,
     managed: bool,
+    token: str,
     as_json: bool,
     arguments: dict[str, Any],
 ) -> None:
@@ -106,6 +108,9 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     Connect:  hpcgpu.connect("demo") in Python
     """
     from hpcgpu.cluster.dask_ctl import cluster_class
+    from hpcgpu.display.job_table import JobTable
+    from hpcgpu.existing_clusters.snapshot import snapshot
+    from hpcgpu.manager.started_before import started_before
     from hpcgpu.orders.manager_in_scheduler_job import in_scheduler_job
 
     if adapt and maximum_jobs is None:
@@ -117,21 +122,19 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     if adapt:
         arguments.setdefault("jobs", minimum_jobs)
     cluster_type = cluster_class(chosen_system(system, arguments.get("profile")))
-    try:
-        with interruptible():
-            cluster = cluster_type(**{**arguments, "name": name, "host": "", "shutdown_on_close": False})
-    except KeyboardInterrupt:
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            click.echo(f"hpcgpu: the start of {name} was interrupted, and its jobs are cancelled", err=True)
-        sys.exit(130)
-    if cluster.options.cluster.notify and not adapt and cluster.options.cluster.on_scheduler_end == "end":
-        click.echo(
-            "hpcgpu: nobody manages this cluster after this command, so --notify does not run until a program attaches "
-            "to it. Add --adapt or --on-scheduler-end restart: then the scheduler job manages it",
-            err=True,
-        )
-    jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link
-    _leave(cluster)
+    given = {**arguments, "name": name, "host": "", "shutdown_on_close": False}
+    if token and (there := started_before(cluster_type.system, given, token)) is not None:
+        directory, jobs, link = there, JobTable(snapshot(there.path).jobs), ""
+    else:
+        cluster = _started(cluster_type, given, token)
+        if cluster.options.cluster.notify and not adapt and cluster.options.cluster.on_scheduler_end == "end":
+            click.echo(
+                "hpcgpu: nobody manages this cluster after this command, so --notify does not run until a program "
+                "attaches to it. Add --adapt or --on-scheduler-end restart: then the scheduler job manages it",
+                err=True,
+            )
+        jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link
+        _leave(cluster)
     scaling = _adapt(directory, minimum_jobs, maximum_jobs) if adapt and maximum_jobs is not None else ""
     if managed and not adapt:
         in_scheduler_job(directory, None)
@@ -149,6 +152,22 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
     if scaling:
         echo(scaling)
     click.echo(f'Connect in Python: hpcgpu.connect("{directory.found_as}"). End it: hpcgpu stop {word}')
+
+
+def _started(cluster_type: type[GPUCluster], given: dict[str, Any], token: str) -> GPUCluster:
+    """Start the cluster; if that is interrupted, exit."""
+    from hpcgpu.store.create_directory import REQUESTED_TOKEN
+
+    earlier = REQUESTED_TOKEN.set(token)
+    try:
+        with interruptible():
+            return cluster_type(**given)
+    except KeyboardInterrupt:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            click.echo(f"hpcgpu: the start of {given['name']} was interrupted, and its jobs are cancelled", err=True)
+        sys.exit(130)
+    finally:
+        REQUESTED_TOKEN.reset(earlier)
 
 
 def _adapt(directory: ClusterDirectory, minimum: int, maximum: int) -> str:

@@ -45,11 +45,21 @@ class Questions:
         """Return the end of the log of a job. The exceptions are those of `snapshot`."""
         return str(self._ask("log", log=job))
 
-    def _ask(self, what: str, **more: str) -> Any:
+    def manage(self) -> str:
+        """Let a process of the login node manage the cluster if its scheduler job should, and cannot.
+
+        Returns
+        -------
+        str
+            What happens from now on; empty if nothing had to be done. The exceptions are those of `snapshot`.
+        """
+        return str(self._ask("manage", alone=True, manage="if needed"))
+
+    def _ask(self, what: str, *, alone: bool = False, **more: str) -> Any:
         if self._tunnel is None:
             self._tunnel = tunnel_of(self._login)
         question = json.dumps({"directory": self._directory, **more}).encode()
-        answer = json.loads(self._tunnel.ask(_COMMAND, question))
+        answer = json.loads((self._tunnel.ask_alone if alone else self._tunnel.ask)(_COMMAND, question))
         if "error" in answer:
             raise ClusterError(answer["error"])
         if what not in answer:

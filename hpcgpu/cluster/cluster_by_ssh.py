@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import atexit
 import json
+import secrets
+import shlex
 import sys
 import threading
+import time
 import uuid
 import weakref
 from collections.abc import Callable, Generator, Mapping
@@ -37,7 +40,8 @@ from hpcgpu.cluster import notebook, notebook_by_ssh
 from hpcgpu.cluster.saved_results import chosen, with_client
 from hpcgpu.display.job_table import JobTable
 from hpcgpu.display.progress import Progress
-from hpcgpu.errors import ClusterError, HostError, HpcgpuError, OptionError
+from hpcgpu.display.warn import warn
+from hpcgpu.errors import ClusterError, ClusterWarning, HostError, HpcgpuError, OptionError
 from hpcgpu.existing_clusters.printed_snapshot import from_printed
 from hpcgpu.existing_clusters.snapshot import Snapshot
 from hpcgpu.options import values
@@ -49,6 +53,8 @@ from hpcgpu.ssh.login import Login
 _T = TypeVar("_T")
 #: Options whose values only this program has.
 _ONLY_HERE = ("on_ending", "loop")
+#: Seconds until a login node that has not answered is asked again.
+_AGAIN = 10.0
 
 
 class ClusterBySSH:
@@ -121,8 +127,10 @@ class ClusterBySSH:
         threading.Thread(target=self._open_tunnel, name="hpcgpu-ssh", daemon=True).start()
         given = self._given
         here = collect() if given.get("environment_check", "error") == "error" else None
-        arguments = ["start", "--system", self.system, "--no-wait", "--json", "--managed", "--", self._name]
-        answer = self.login.call(arguments, config=_plain(given), software=here, show_errors=not self.quiet)
+        # the token tells that it is the same start if the connection breaks, and the command runs again
+        arguments = ["start", "--system", self.system, "--token", secrets.token_hex(16), "--managed", "--no-wait"]
+        more = {"config": _plain(given), "software": here, "show_errors": not self.quiet}
+        answer = self.login.call_again([*arguments, "--json", "--", self._name], **more)
         self._found(json.loads(answer.output)["directory"])
 
     def _found(self, directory: str) -> None:
@@ -130,7 +138,7 @@ class ClusterBySSH:
         #: The same as an argument of a command, in which $ begins a variable.
         self._named = self.directory.replace("$", "$$")
         self.questions = Questions(self.login, self.directory)
-        self._finalizer = weakref.finalize(self, _end, self.login, self._named, self._ends_jobs, self._clients)
+        self._finalizer = weakref.finalize(self, _end, self.login, self.directory, self._ends_jobs, self._clients)
         self._finalizer.atexit = False
         atexit.register(self._finalizer)
 
@@ -156,7 +164,23 @@ class ClusterBySSH:
         self._check_usable()
         if self._reached is None:
             self._reached = reached_by_ssh.reach(self.login, self._named, timeout=timeout, quiet=self.quiet)
+            threading.Thread(target=self._let_manage, name="hpcgpu-manage", daemon=True).start()
         return self._reached
+
+    def _let_manage(self) -> None:
+        """Let a process of the login node manage the cluster if compute nodes cannot submit jobs, and say so."""
+        while not self._closed:
+            try:
+                if text := self.questions.manage():
+                    with Progress(self.quiet) as progress:
+                        progress.update(text)
+                return
+            except HostError:  # the login node may have been restarted
+                time.sleep(_AGAIN)
+            except (HpcgpuError, OSError) as error:
+                with suppress(ClusterWarning):  # a program may turn it into an error
+                    warn(f"no program manages cluster {self._name}, so that its jobs are not replaced: {error}")
+                return
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -336,7 +360,8 @@ class ClusterBySSH:
         return self._do(lambda: self._send(command), changes=True)
 
     def _send(self, command: Mapping[str, Any]) -> None:
-        answer = self.login.call(["order", "--", self._named], config=_plain(command), show_errors=not self.quiet)
+        call = self.login.call_again if command["command"] in ("scale", "adapt") else self.login.call
+        answer = call(["order", "--", self._named], config=_plain(command), show_errors=not self.quiet)
         if text := answer.output.decode(errors="replace").strip():
             with Progress(self.quiet) as progress:
                 progress.update(text)
@@ -436,14 +461,7 @@ class ClusterBySSH:
         _close(self._clients)
         try:
             if jobs:
-                self.login.call_again(["stop", "--", self._named], show_errors=False)
-        except (HostError, KeyboardInterrupt) as error:
-            left = f"the jobs of cluster {self._name} may still run"
-            later = f"Later, run: hpcgpu stop {self._name} --host {self.host}"
-            if isinstance(error, HostError):
-                raise HostError(f"{left}: {error}. {later}") from error
-            print(f"hpcgpu: {left}. {later}", file=sys.stderr)
-            raise
+                _stop(self.login, self.directory)
         finally:
             self._leave()
 
@@ -491,14 +509,28 @@ def _close(clients: weakref.WeakSet[Client]) -> None:
             client.close()
 
 
+def _stop(login: Login, directory: str) -> None:
+    """End the jobs of a cluster; if that is not certain, say what to do."""
+    try:
+        login.call_again(["stop", "--", directory.replace("$", "$$")], show_errors=False)
+    except (HostError, KeyboardInterrupt) as error:
+        name = PurePath(directory).name
+        left = f"the jobs of cluster {name} may still run"
+        later = f"Later, run: hpcgpu stop {shlex.quote(name)} --host {shlex.quote(login.host)}"
+        if isinstance(error, HostError):
+            raise HostError(f"{left}: {error}. {later}") from error
+        print(f"hpcgpu: {left}. {later}", file=sys.stderr)
+        raise
+
+
 def _end(login: Login, directory: str, ends_jobs: bool, clients: weakref.WeakSet[Client]) -> None:
     """End the jobs of a cluster that the program has not closed."""
     if ends_jobs:
         try:
             _close(clients)
-            login.call(["stop", "--", directory], show_errors=False)
+            _stop(login, directory)
         except (HpcgpuError, OSError) as error:
-            print(f"hpcgpu: the jobs of {directory} on {login.host} may still run: {error}", file=sys.stderr)
+            print(f"hpcgpu: {error}", file=sys.stderr)
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -109,12 +109,15 @@ class Ownership:
         Whether another program started the cluster.
     in_scheduler_job : bool
         Whether this program runs in the scheduler job, and ends with it.
+    after : int or None
+        The number of the manager from which this program takes the cluster over; None for any.
     """
 
     ends_jobs: bool
     ends_at_exit: bool
     attached: bool = False
     in_scheduler_job: bool = False
+    after: int | None = None
 
     def leaves_jobs(self, phase: Phase, *, cancelled: bool) -> bool:
         """Return whether closing leaves the jobs to themselves, or to another manager.

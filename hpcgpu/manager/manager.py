@@ -128,6 +128,7 @@ class Manager:
         ends_jobs: bool,
         wait: bool = True,
         in_scheduler_job: bool = False,
+        after: int | None = None,
         callbacks: Callbacks | None = None,
         cluster: object = None,
         **given: Any,
@@ -145,6 +146,8 @@ class Manager:
             Whether `start` waits for the scheduler.
         in_scheduler_job : bool, default False
             Whether this program runs in the scheduler job, and ends with it.
+        after : int, optional
+            The number of the manager from which it takes the cluster over. Default: any.
         callbacks, cluster
             See `Manager`.
         **given
@@ -162,7 +165,8 @@ class Manager:
         batch.check()
         # 0: this program takes the cluster over when it knows that it can, see `hpcgpu.manager.take_over`
         dispatcher = Dispatcher(batch, directory, 0)
-        ownership = Ownership(ends_jobs, not directory.detached, attached=True, in_scheduler_job=in_scheduler_job)
+        ends = not directory.detached
+        ownership = Ownership(ends_jobs, ends, attached=True, in_scheduler_job=in_scheduler_job, after=after)
         options = replace(kept.options, cluster=settings)
         return cls(options, dispatcher, ownership, groups=kept.groups, callbacks=callbacks, cluster=cluster)
 

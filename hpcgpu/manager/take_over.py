@@ -102,13 +102,14 @@ async def attach(state: ClusterState, new_job: Callable[[str], SchedulerJob]) ->
     Raises
     ------
     ClusterError
-        The scheduler job has ended.
+        The scheduler job has ended, or another program has just taken the cluster over.
     BatchUnavailable
         The queue does not answer.
     """
     directory, dispatcher = state.dispatcher.directory, state.dispatcher
-    inside = state.ownership.in_scheduler_job
-    dispatcher.manager = directory.take_over(program(in_scheduler_job=inside), in_scheduler_job=inside).number
+    inside, after = state.ownership.in_scheduler_job, state.ownership.after
+    record = directory.take_over(program(in_scheduler_job=inside), in_scheduler_job=inside, after=after)
+    dispatcher.manager = record.number
     unanswered = without_id(directory)
     jobs: dict[str, Submit] = await in_thread(submitted, directory, dispatcher.batch)
     _check_scheduler(state, directory, jobs)

@@ -7,6 +7,7 @@ import shlex
 
 from hpcgpu.posix.printable import printable
 
+_ENDED = "kex_exchange_identification|Connection closed by|Connection reset|Broken pipe|closed by remote host"
 #: What ssh prints (openssh 8 to 10), what it means, and what to do.
 _KNOWN = (
     (
@@ -56,7 +57,7 @@ _KNOWN = (
         "It may be down, or this machine is not in a network, or not in the VPN, that reaches it",
     ),
     (
-        "kex_exchange_identification|Connection closed by|Connection reset|Broken pipe|closed by remote host",
+        _ENDED,
         "it ended the connection",
         "It may be restarting, or it limits logins. Try again later",
     ),
@@ -118,6 +119,12 @@ def failure(host: str, code: int, errors: str, greeting: str, to_log_in: str = "
         f"{host} does not run hpcgpu: the remote command ended with exit code {code}{said}{_printed(greeting)}. A "
         "shell that is restricted to certain commands, or a start-up file that ends the shell, can be the cause"
     )
+
+
+def breaks(code: int, errors: str) -> bool:
+    """Whether ssh had a connection, and lost it."""
+    known = [pattern for pattern, *_ in _KNOWN if re.search(pattern, errors)]
+    return code == _SSH_FAILED and known in ([], [_ENDED])
 
 
 def endless(host: str, greeting: str) -> str:

@@ -27,7 +27,7 @@ import hpcgpu
 from hpcgpu.errors import ClusterError, HostError, HpcgpuError, NotTrusted, OptionError
 from hpcgpu.posix.printable import printable
 from hpcgpu.ssh import remote_command
-from hpcgpu.ssh.failures import endless, failure, late, silent
+from hpcgpu.ssh.failures import breaks, endless, failure, late, silent
 from hpcgpu.ssh.far_side import COMMAND, FarSide, PrintsWithoutEnd, Request
 from hpcgpu.ssh.remote_command import RemoteCommand
 
@@ -42,6 +42,10 @@ _SHARES = sys.platform != "win32"
 _PIECE = 1 << 16
 #: Seconds between two attempts to connect again, and how long it is tried.
 _PAUSE, _PATIENCE = 5.0, 900.0
+#: Seconds for which an attempt counts at most: the machine may have slept meanwhile.
+_LONGEST = 60.0
+#: How often a connection may break before a host that was never reached is given up.
+_UNHEARD = 3
 
 
 def check_host(host: object) -> str:
@@ -251,7 +255,10 @@ class Login:
         if command.late:
             raise HostError(late(self.host, remote_command.BEGINS_WITHIN, command.errors, command.greeting))
         if command.far_side is None:
-            raise HostError(failure(self.host, code, command.errors, command.greeting, self.to_log_in))
+            why = failure(self.host, code, command.errors, command.greeting, self.to_log_in)
+            if breaks(code, command.errors):  # the command may have begun
+                raise BrokenConnection(f"{why}. {self._may_go_on}")
+            raise HostError(why)
         if command.error is not None:
             raise command.error
         if code:
@@ -268,28 +275,41 @@ class Login:
         check_version(self.host, far_side)
         self._reached = True
 
-    def call_again(self, arguments: Sequence[str], *, show_errors: bool = True) -> Answer:
+    def call_again(self, arguments: Sequence[str], **more: Any) -> Answer:
         """Run a command that may run again: if the connection breaks, open another one, and run it again.
+
+        The arguments are those of `call`.
 
         Raises
         ------
         HostError
-            No connection could be opened for a quarter of an hour.
+            No connection could be opened for a quarter of an hour; or the host was never reached.
         HpcgpuError
             The error of the command, of the same class.
         """
-        began = time.monotonic()
-        while True:
-            try:
-                return self.call(arguments, show_errors=show_errors)
-            except BrokenConnection as error:
-                began, said = time.monotonic(), str(error)
-            except HostError as error:
-                if time.monotonic() - began > _PATIENCE or not self._reached:
-                    raise
-                said = str(error)
-            print(f"hpcgpu: {printable(said)}. It is tried again", file=sys.stderr)
-            time.sleep(_PAUSE)
+        left, broken = _PATIENCE, 0
+        said: HostError
+        try:
+            while True:
+                began = time.monotonic()
+                try:
+                    return self.call(arguments, **more)
+                except BrokenConnection as error:
+                    left, said, broken = _PATIENCE, error, broken + 1
+                    if not self._reached and broken == _UNHEARD:
+                        raise
+                except HostError as error:
+                    left, said = left - min(time.monotonic() - began + _PAUSE, _LONGEST), error
+                    if not (self._reached or broken):
+                        raise
+                    if left < 0:
+                        raise HostError(f"{error}. {self._may_go_on}" if broken else str(error)) from error
+                print(f"hpcgpu: {printable(str(said))}. It is tried again", file=sys.stderr)
+                time.sleep(_PAUSE)
+        except KeyboardInterrupt:
+            if broken:
+                print(f"hpcgpu: {self._may_go_on}", file=sys.stderr)
+            raise
 
     @property
     def _may_go_on(self) -> str:

@@ -24,6 +24,9 @@ _WINDOW = 1 << 23
 _PIECE = 1 << 16
 #: Seconds between two signs of life.
 SIGN_OF_LIFE = 15
+#: Seconds after which a piece is accepted that has no room. While the other side is away, the program that sends must
+#: see now and then that somebody reads: Dask's sockets give up if nobody does so for half a minute (TCP_USER_TIMEOUT).
+_ACCEPTS = 5.0
 
 
 class Stream:
@@ -49,7 +52,7 @@ class Stream:
         return data
 
     async def write(self, data: bytes) -> None:
-        """Send; wait while the other side does not read.
+        """Send; wait while the other side does not read, but not for ever.
 
         Raises
         ------
@@ -57,9 +60,11 @@ class Stream:
             The stream is closed.
         """
         while data:
-            while self._window <= 0 and not self.closed:
+            if self._window <= 0 and not self.closed:
                 self._room.clear()
-                await self._room.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_ACCEPTS):
+                        await self._room.wait()
             if self.closed:
                 raise ConnectionResetError(self.reason or "the stream is closed")
             piece, data = data[:_PIECE], data[_PIECE:]

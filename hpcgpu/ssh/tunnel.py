@@ -7,6 +7,7 @@ is started again, and the connections go on.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
 import itertools
@@ -112,9 +113,11 @@ class Tunnel:
         HostError
             There is no answer.
         """
-        if self._loop.is_closed():
-            raise HostError(f"the connection to {self.login.host} is closed")
         return self._call(self._ask(command, question))
+
+    def ask_alone(self, command: str, question: bytes) -> bytes:
+        """Return the same, of a command that answers this question alone: other questions do not wait for it."""
+        return self._call(self._ask_alone(command, question))
 
     def close(self) -> None:
         """End all connections."""
@@ -128,7 +131,11 @@ class Tunnel:
             self._loop.close()
 
     def _call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        if not self._loop.is_closed():
+            with contextlib.suppress(concurrent.futures.CancelledError):
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        coroutine.close()
+        raise HostError(f"the connection to {self.login.host} is closed")
 
     async def _open(self) -> None:
         using = await self._connected()
@@ -291,6 +298,15 @@ class Tunnel:
                         self._stop_asking()
             self._stop_asking()
         raise HostError(f"{self.login.host} does not answer: {self.problem or 'the connection may be broken'}")
+
+    async def _ask_alone(self, command: str, question: bytes) -> bytes:
+        stream = self._streams.open({"run": command})
+        try:
+            if answer := await _answer(stream, question):
+                return answer
+        finally:
+            stream.close()
+        raise HostError(f"{self.login.host} has not answered: {stream.reason or 'the command there has ended'}")
 
     def _stop_asking(self) -> None:
         if self._answers is not None:

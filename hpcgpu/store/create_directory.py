@@ -11,6 +11,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from hpcgpu.store.directory import DASHBOARD_TOKEN, ClusterDirectory
 #: Seconds for which a start on another machine may show no activity, before its name is free again. A directory that is
 #: not complete at this age is removed.
 _STARTING = 600.0
+#: The token of the next directory, where a program must know its own cluster again; empty for a new one.
+REQUESTED_TOKEN = ContextVar("REQUESTED_TOKEN", default="")
 #: How often a name is tried. More than two attempts are needed only if others start and end clusters of that name
 #: meanwhile.
 _TRIES = 20
@@ -79,7 +82,7 @@ def claim(
     ownership.check_place(path.parent)
     _sweep(path.parent, now=time.time())
     directory, draft = ClusterDirectory(path), ClusterDirectory(_hidden(path))
-    token, earlier = secrets.token_hex(16), list[ClusterDirectory]()
+    token, earlier = REQUESTED_TOKEN.get() or secrets.token_hex(16), list[ClusterDirectory]()
     about = About(
         name=path.name,
         token=token,

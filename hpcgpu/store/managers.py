@@ -14,7 +14,7 @@ import socket
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from hpcgpu.errors import Damaged
+from hpcgpu.errors import ClusterError, Damaged
 from hpcgpu.posix import json_records, process_identity
 from hpcgpu.posix.printable import printable
 from hpcgpu.store.atomic_files import Files
@@ -61,7 +61,7 @@ class ManagerRecord:
 class Managers(Files):
     """The managers of the cluster of one directory."""
 
-    def take_over(self, program: str, *, in_scheduler_job: bool = False) -> ManagerRecord:
+    def take_over(self, program: str, *, in_scheduler_job: bool = False, after: int | None = None) -> ManagerRecord:
         """Become the cluster's manager: no earlier one submits or cancels from now on.
 
         Parameters
@@ -70,6 +70,13 @@ class Managers(Files):
             A description of the new manager, for people.
         in_scheduler_job : bool, default False
             Whether it runs in the scheduler job.
+        after : int, optional
+            The number of the manager that it follows. Default: the latest, whichever that is.
+
+        Raises
+        ------
+        ClusterError
+            Another program has followed that one.
         """
         process = process_identity.identity(os.getpid())
         record = ManagerRecord(
@@ -81,6 +88,8 @@ class Managers(Files):
             while True:
                 latest = self.manager()
                 number = latest.number + 1 if latest is not None else 1
+                if after is not None and number != after + 1:
+                    raise ClusterError(f"{latest} manages cluster {self.path.name} already")
                 try:  # creation is exclusive on NFS too; the second program takes the next number
                     os.close(os.open(self._manager_file(number), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
                 except FileExistsError:

@@ -174,3 +174,18 @@ def test_a_cluster_that_loses_its_scheduler_while_the_disk_is_full_goes_on_when_
     assert (queue.find("demo-0"), queue.find("demo-scheduler2")) == (worker, following), "both jobs have gone on"
     assert command_line("stop", place).returncode == 0
     assert live(queue) == []
+
+
+def test_a_manager_that_cannot_write_on_a_full_disk_says_so(queue: LocalQueue, disk: Path) -> None:
+    LocalGPUCluster(name="demo", cluster_directory=str(disk), shutdown_on_close=False, **CPU).close()
+    place = str(disk / "demo")
+    filler = fill(disk)
+    try:
+        done = command_line("manage", place)
+        assert done.returncode == 1, done.stdout
+        log = f"{place}/logs/manager.log"
+        assert f"cluster demo: {log} cannot be written: No space left on device. Make room there" in done.stderr
+    finally:
+        filler.unlink()
+        command_line("stop", place)
+    assert live(queue) == []

@@ -224,7 +224,7 @@ class LoginNode:
         """Listen no more. Sessions go on."""
         if self._process is not None:
             self._process.send_signal(signal.SIGSTOP)  # it makes no session that is not among these
-            self._served |= set(self._sessions())
+            self._served |= set(self.sessions())
             self._process.kill()
             self._process.wait()
             self._process = None
@@ -232,13 +232,13 @@ class LoginNode:
     def end(self) -> None:
         """End sshd, its sessions, and what they started and did not end."""
         self.stop()
-        for pid in self._sessions():  # one that forwards an agent has a socket in /tmp, which it removes
+        for pid in self.sessions():  # one that forwards an agent has a socket in /tmp, which it removes
             _tell(pid, signal.SIGTERM)
         with suppress(BedError):
-            wait_for(lambda: not self._sessions(), "the sessions end", 2)
+            wait_for(lambda: not self.sessions(), "the sessions end", 2)
 
         def none_left() -> bool:
-            left = [*self._sessions(), *self.started()]
+            left = [*self.sessions(), *self.started()]
             for pid in left:
                 _tell(pid, signal.SIGKILL)
             return not left
@@ -273,7 +273,7 @@ class LoginNode:
         """End all connections at once. What their sessions started goes on, if it can."""
 
         def none_left() -> bool:
-            left = self._sessions()
+            left = self.sessions()
             for pid in left:
                 _tell(pid, signal.SIGKILL)
             return not left
@@ -284,7 +284,7 @@ class LoginNode:
     def suspended(self) -> Iterator[None]:
         """Inside, sshd says nothing, on open connections or on new ones."""
         assert self._process is not None
-        stopped = [self._process.pid, *self._sessions()]
+        stopped = [self._process.pid, *self.sessions()]
         for pid in stopped:
             _tell(pid, signal.SIGSTOP)
         try:
@@ -308,7 +308,7 @@ class LoginNode:
         mark = f"{MARK}={self.far}".encode()
         return [process.pid for process in processes() if mark in process.environment.split(b"\0")]
 
-    def _sessions(self) -> list[int]:
+    def sessions(self) -> list[int]:
         """The processes of sshd itself that serve connections."""
         parents = {process.pid: process.parent for process in processes() if process.name.startswith("sshd")}
         listener = {self._process.pid} if self._process else set()

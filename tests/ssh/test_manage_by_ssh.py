@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,4 +66,15 @@ def test_the_login_node_manages_a_cluster_while_the_laptop_is_away(
     again = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=False)
     assert again.returncode == 1 and "manages cluster demo already" in again.stderr, again.stderr
     subprocess.run([str(PYTHONS / "hpcgpu"), "stop", "demo", "--host", "login1"], check=True, capture_output=True)
+    until(lambda: not managers(node), "it ends with the cluster")
+
+
+def test_a_cluster_of_a_fixed_size_is_managed_by_the_login_node_too(
+    node: LoginNode, until: Until, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with hpcgpu.PBSGPUCluster(host="login1", name="demo", jobs=1, **{**OPTIONS, "quiet": False}) as cluster:
+        until(lambda: "hpcgpu manage (process " in cluster.snapshot().manager, "the login node manages it")
+    said = capfd.readouterr().err
+    assert re.search(r"demo: hpcgpu manage \(process .*manages it from now on", said), said
+    assert "The scheduler job cannot: compute nodes of this site cannot submit jobs: `qsub` was not found" in said
     until(lambda: not managers(node), "it ends with the cluster")

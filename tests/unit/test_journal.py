@@ -13,6 +13,7 @@ import pytest
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.reasons import cancel_of_ours
+from hpcgpu.errors import ClusterError
 from hpcgpu.existing_clusters.lookup import find
 from hpcgpu.store import create_directory
 from hpcgpu.store.directory import ClusterDirectory
@@ -96,6 +97,13 @@ def test_two_programs_that_take_over_at_once_get_different_numbers(directory: Cl
     assert (Slower(directory.path).take_over("the slower one").number, faster) == (2, [1])
     manager = directory.manager()
     assert manager is not None and manager.program == "the slower one"
+
+
+def test_a_program_that_follows_one_manager_does_not_depose_another(directory: ClusterDirectory) -> None:
+    assert directory.take_over("the first", after=0).number == 1
+    with pytest.raises(ClusterError, match="the first manages cluster demo already"):
+        directory.take_over("the second", after=0)
+    assert directory.take_over("the second", after=1).number == 2
 
 
 def test_a_manager_that_leaves_late_does_not_end_the_one_that_took_over(directory: ClusterDirectory) -> None:
