@@ -13,6 +13,7 @@ from typing import Any
 
 from hpcgpu.batch import batch_system
 from hpcgpu.display.job_table import JobTable
+from hpcgpu.errors import ClusterError
 from hpcgpu.existing_clusters.snapshot import snapshot
 from hpcgpu.manager.manager import Manager
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
@@ -82,9 +83,13 @@ def adapt(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **limits:
     """
     worker = saved_options.read(directory).worker(worker_group)
     command = Adapt(worker_group, sizes_to_jobs.limits(worker, **limits), sizes_to_jobs.target_duration())
-    if done_by_manager(directory, command):
-        return f"{directory.path.name}: {directory.manager()} scales it by its work from now on"
-    return in_scheduler_job(directory, command)
+    if not done_by_manager(directory, command):
+        try:
+            return in_scheduler_job(directory, command)
+        except ClusterError:  # a program may have begun to manage the cluster meanwhile
+            if not done_by_manager(directory, command):
+                raise
+    return f"{directory.path.name}: {directory.manager()} scales it by its work from now on"
 
 
 def _sized(directory: ClusterDirectory, worker_group: str, size: Mapping[str, Any]) -> Scale:

@@ -100,8 +100,8 @@ def if_needed(directory: ClusterDirectory) -> str:
                 problem = _ask(directory, lambda scheduler: scheduler.hpcgpu_manage(), _TIMEOUT)
                 return f"{on_login_node(directory)}. The scheduler job cannot: {problem}" if problem else ""
             time.sleep(0.5)
-    except ClusterError:
-        if not directory.closing:
+    except ClusterError:  # another program may have been faster
+        if not directory.closing and _present_manager(directory) is None:
             raise
     return ""
 

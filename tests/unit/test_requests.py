@@ -20,7 +20,7 @@ from hpcgpu.dask_scheduler.manager_requests import Requests
 from hpcgpu.dask_scheduler.rpc_types import RequestAnswer
 from hpcgpu.dask_scheduler.scheduler_extension import Extension, install
 from hpcgpu.errors import ClusterError, ClusterWarning
-from hpcgpu.orders import manager_in_scheduler_job, send_to_manager
+from hpcgpu.orders import change_size, manager_in_scheduler_job, send_to_manager
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Scale, Wanted, apply
 from hpcgpu.store import create_directory, saved_options
@@ -254,3 +254,24 @@ def test_a_request_that_the_scheduler_job_cannot_carry_out_is_not_recorded(
     with pytest.raises(ClusterError, match="demo cannot scale it: compute nodes of this site cannot submit jobs"):
         manager_in_scheduler_job.in_scheduler_job(directory, Adapt("default", Limits(maximum=4), 5.0))
     assert directory.wanted() == earlier and not directory.detached
+
+
+def test_a_manager_that_begins_while_the_scheduler_job_is_asked_gets_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = create_directory.claim(tmp_path / "demo", None, system="slurm")
+    saved_options.write(directory, resolve("slurm", {"name": "demo", "gpus_per_node": 1}))
+    sent = list[Adapt]()
+
+    def begins(directory: ClusterDirectory, command: Adapt) -> str:
+        directory.take_over("hpcgpu manage")
+        raise ClusterError("hpcgpu manage manages cluster demo already")
+
+    def taken(directory: ClusterDirectory, command: Adapt) -> bool:
+        sent.append(command)
+        return directory.manager() is not None
+
+    monkeypatch.setattr(change_size, "in_scheduler_job", begins)
+    monkeypatch.setattr(change_size, "done_by_manager", taken)
+    assert change_size.adapt(directory, maximum_jobs=2) == "demo: hpcgpu manage scales it by its work from now on"
+    assert len(sent) == 2
