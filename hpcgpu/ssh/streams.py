@@ -26,7 +26,7 @@ _PIECE = 1 << 16
 SIGN_OF_LIFE = 15
 #: Seconds after which a piece is accepted that has no room. While the other side is away, the program that sends must
 #: see now and then that somebody reads: Dask's sockets give up if nobody does so for half a minute (TCP_USER_TIMEOUT).
-_ACCEPTS = 5.0
+_ACCEPTS = 2.0
 
 
 class Stream:
