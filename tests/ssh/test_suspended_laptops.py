@@ -266,16 +266,6 @@ def test_a_start_of_which_nothing_was_heard_is_not_doubled(node: LoginNode, star
     assert submitted(queue_of(node)) == ["demo-0", "demo-scheduler"]
 
 
-def test_a_start_that_ends_half_way_with_the_login_node_leaves_no_job(node: LoginNode, start: Start) -> None:
-    laptop = start(SHORT.format(options=options(node)))
-    laptop.terminal.expect("phase start")
-    laptop.away_during_a_command((node.home / "clusters/demo/cluster.json").exists, end=signal.SIGKILL)
-    laptop.terminal.expect("ClusterError: the start of cluster demo was interrupted on ")
-    laptop.terminal.expect(", and no job of it is left. Start it again")
-    laptop.terminal.end()
-    assert not live(queue_of(node))
-
-
 def test_a_name_that_is_in_use_is_refused_also_after_a_break(node: LoginNode, start: Start) -> None:
     """The cluster of that name is not that of this start."""
     assert helpers.hpcgpu("start", "demo", *helpers.ON_CPUS, **node.site()).returncode == 0
