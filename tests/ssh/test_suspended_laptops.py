@@ -193,6 +193,7 @@ print("closed")
 """
 
 
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("suspended", [True, False], ids=["suspended", "link down"])
 def test_a_program_goes_on_wherever_it_was(node: LoginNode, start: Start, until: Until, suspended: bool) -> None:
     program = LIFE.format(home=str(node.home), options=options(node), large=LARGE)
