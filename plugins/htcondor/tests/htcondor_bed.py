@@ -209,7 +209,8 @@ class HTCondorBed:
     def switch_off(self, name: str) -> None:
         """Kill all that runs on a machine that was added, with its jobs. Nobody tells the pool."""
         folder = self.directory / "machines" / name
-        wait_for(lambda: not _killed(folder), f"all of {name} is dead")
+        _signal(folder, signal.SIGSTOP)  # a daemon that outlives another for a moment would tell of its end
+        wait_for(lambda: not _signal(folder, signal.SIGKILL), f"all of {name} is dead")
 
     def stop_schedd(self) -> None:
         """End the schedd: no command works."""
@@ -304,15 +305,15 @@ def _folders(folder: Path, config: str, gpus: str, number: int) -> None:
     (folder / "gpus").chmod(0o755)
 
 
-def _killed(folder: Path) -> int:
-    """Kill what runs in the directory of a machine: daemons, jobs and what they started; how many there were."""
-    number = 0
+def _signal(folder: Path, number: signal.Signals) -> int:
+    """Send a signal to what runs in the directory of a machine: daemons, jobs and what they started; to how many."""
+    found = 0
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if f"{folder}/".encode() in (process / "environ").read_bytes():
-                os.kill(int(process.name), signal.SIGKILL)
-                number += 1
-    return number
+                os.kill(int(process.name), number)
+                found += 1
+    return found
 
 
 def main() -> None:

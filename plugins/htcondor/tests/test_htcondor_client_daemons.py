@@ -300,9 +300,14 @@ def test_without_its_schedd_nothing_is_said_of_jobs(submit: Submit, bed: HTCondo
     assert remembered(job_id).state is JobState.CANCELLED
 
 
-def test_a_job_whose_machine_fails_has_ended_after_its_lease(submit: Submit, bed: HTCondorBed, small: str) -> None:
-    job_id = submit(FOREVER, "job_lease_duration = 20", f'requirements = Machine == "{small}" && {FIRST}')
+def test_a_job_whose_machine_fails_has_ended_after_its_lease(
+    submit: Submit, bed: HTCondorBed, small: str, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    on_small = f'requirements = Machine == "{small}" && {FIRST}'
+    job_id = submit(f"touch {begun}; {FOREVER}", "job_lease_duration = 20", on_small)
     assert runs(job_id).node == small
+    wait_for(begun.exists, "it has more than a place: without a starter there is no lease")
     bed.switch_off("small")
     assert ended(job_id).state is JobState.NODE_FAIL
     assert remembered(job_id).state is JobState.NODE_FAIL
