@@ -178,6 +178,8 @@ class ClusterBySSH:
             except HostError:  # the login node may have been restarted
                 time.sleep(_AGAIN)
             except (HpcgpuError, OSError) as error:
+                if self._closed or not self._finalizer.alive:  # its jobs end, or it was left
+                    return
                 with suppress(ClusterWarning):  # a program may turn it into an error
                     warn(f"no program manages cluster {self._name}, so that its jobs are not replaced: {error}")
                 return

@@ -89,7 +89,6 @@ def if_needed(directory: ClusterDirectory) -> str:
     ClusterError
         The process cannot manage it, or the scheduler does not answer.
     """
-
     deadline = time.monotonic() + _TIMEOUT
     try:
         while directory.wanted().unattended and time.monotonic() < deadline:
@@ -100,8 +99,8 @@ def if_needed(directory: ClusterDirectory) -> str:
                 problem = _ask(directory, lambda scheduler: scheduler.hpcgpu_manage(), _TIMEOUT)
                 return f"{on_login_node(directory)}. The scheduler job cannot: {problem}" if problem else ""
             time.sleep(0.5)
-    except ClusterError:  # another program may have been faster
-        if not directory.closing and _present_manager(directory) is None:
+    except ClusterError:  # another program may have been faster, or the cluster ends
+        if not directory.closing and directory.contact() is not None and _present_manager(directory) is None:
             raise
     return ""
 
