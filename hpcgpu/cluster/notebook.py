@@ -32,6 +32,12 @@ _ENDS = (Status.closing, Status.closed)
 _CLUSTER = "application/vnd.hpcgpu.cluster+json"
 
 
+class Pictured(Protocol):
+    """A cluster that can be shown without a widget."""
+
+    def _repr_html_(self) -> str: ...
+
+
 class Shown(Protocol):
     """The part of a cluster that a notebook shows and controls."""
 
@@ -172,8 +178,26 @@ def show(cluster: Shown, widget: ClusterWidget | None, *, now: bool = False) -> 
     now : bool, default False
         Do not wait for a picture: the cluster starts.
     """
-    publish(bundle(cluster, widget, now=now), widget)
+    if widget is None:
+        show_picture(cluster)
+    else:
+        widget.feed.start()
+        # an asynchronous cluster may run in this event loop, so do not block
+        still = now or cluster.asynchronous
+        show_live(cluster, widget, cluster._snapshot([]) if still else widget.feed.wait_first(FIRST))
     return cell()
+
+
+def show_picture(cluster: Pictured) -> None:
+    """Show the present state, where no widget runs."""
+    publish({"text/plain": repr(cluster), "text/html": cluster._repr_html_()}, None)
+
+
+def show_live(cluster: object, widget: ClusterWidget, snapshot: Snapshot | None) -> None:
+    """Show the widget, with a picture for where it does not run. Without a snapshot yet, the picture comes later."""
+    publish(_fixed(cluster, widget) if snapshot is None else _stored(cluster, widget, snapshot), widget)
+    if widget.saved_picture is not None:
+        widget.saved_picture.shown(snapshot)
 
 
 def cell() -> int | None:
@@ -191,25 +215,6 @@ def publish(data: dict[str, Any], widget: ClusterWidget | None, *, update: bool 
 def _fixed(cluster: object, widget: ClusterWidget) -> dict[str, Any]:
     data, _ = widget._repr_mimebundle_() or ({}, {})
     return {**data, "text/plain": repr(cluster)}
-
-
-def bundle(cluster: Shown, widget: ClusterWidget | None, *, now: bool = False) -> dict[str, Any]:
-    """Return what a notebook shows, by MIME type: the widget, a picture if no widget runs, and text."""
-    if widget is None:
-        return {"text/plain": repr(cluster), "text/html": cluster._repr_html_()}
-    widget.feed.start()
-    # an asynchronous cluster may run in this event loop, so do not block
-    still = now or cluster.asynchronous
-    return live(cluster, widget, cluster._snapshot([]) if still else widget.feed.wait_first(FIRST))
-
-
-def live(cluster: object, widget: ClusterWidget, snapshot: Snapshot | None) -> dict[str, Any]:
-    """Return what a notebook shows, by MIME type, where widgets run; the snapshot is the first one, if there is one."""
-    if snapshot is None:
-        return _fixed(cluster, widget)
-    if widget.saved_picture is not None:
-        widget.saved_picture.shown(snapshot)
-    return _stored(cluster, widget, snapshot)
 
 
 def _stored(cluster: object, widget: ClusterWidget, snapshot: Snapshot) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def widget_of(cluster: Shown) -> ClusterWidget | None:
 def show(cluster: Shown, widget: ClusterWidget | None) -> None:
     """Show the cluster in the cell that runs."""
     if widget is None:
-        notebook.publish({"text/plain": repr(cluster), "text/html": cluster._repr_html_()}, None)
-        return
-    widget.feed.start()
-    notebook.publish(notebook.live(cluster, widget, widget.feed.wait_first(notebook.FIRST)), widget)
+        notebook.show_picture(cluster)
+    else:
+        widget.feed.start()
+        notebook.show_live(cluster, widget, widget.feed.wait_first(notebook.FIRST))

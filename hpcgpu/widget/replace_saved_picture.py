@@ -39,16 +39,18 @@ class SavedPicture:
 
     def __init__(self, replace: Callable[[Snapshot], None]) -> None:
         self._replace = replace
+        self._is_shown = False
         self._latest: Snapshot | None = None
 
-    def shown(self, snapshot: Snapshot) -> None:
-        """Record that an output was made with this snapshot."""
-        self._latest = snapshot
+    def shown(self, snapshot: Snapshot | None) -> None:
+        """Record that an output was made with this snapshot, or without one: then the next one is its picture."""
+        self._is_shown, self._latest = True, snapshot
 
     def update(self, snapshot: Snapshot, *, last: bool = False) -> None:
-        """Replace the picture if it is due, or if this is the last snapshot and differs."""
-        if self._latest is None:
+        """Replace the picture if there is none, if it is due, or if this is the last snapshot and differs."""
+        kept = self._latest
+        if not self._is_shown:
             return
-        if due(self._latest, snapshot) or (last and _facts(snapshot) != _facts(self._latest)):
+        if kept is None or due(kept, snapshot) or (last and _facts(snapshot) != _facts(kept)):
             self._latest = snapshot
             self._replace(snapshot)

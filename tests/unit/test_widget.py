@@ -15,7 +15,7 @@ import drawing
 import pytest
 
 from hpcgpu.cluster import notebook
-from hpcgpu.cluster.notebook import bundle, widget_of
+from hpcgpu.cluster.notebook import show, show_live, widget_of
 from hpcgpu.errors import OptionError
 from hpcgpu.existing_clusters.snapshot import Snapshot
 from hpcgpu.widget.feed import Feed
@@ -130,7 +130,15 @@ def test_importing_hpcgpu_and_showing_a_picture_load_no_widget_library() -> None
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "\n"
 
 
-def test_outside_of_a_kernel_a_cluster_shows_a_picture_and_text() -> None:
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the notebook is to show, by MIME type."""
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(notebook, "publish", lambda data, widget, update=False: seen.append(data))
+    return seen
+
+
+def test_outside_of_a_kernel_a_cluster_shows_a_picture_and_text(published: list[dict[str, Any]]) -> None:
     class Cluster:
         def _repr_html_(self) -> str:
             return picture(drawing.snapshot())
@@ -139,7 +147,8 @@ def test_outside_of_a_kernel_a_cluster_shows_a_picture_and_text() -> None:
             return "a cluster"
 
     assert widget_of(Cluster()) is None  # type: ignore[arg-type]
-    shown = bundle(Cluster(), None)  # type: ignore[arg-type]
+    show(Cluster(), None)  # type: ignore[arg-type]
+    [shown] = published
     assert shown == {"text/plain": "a cluster", "text/html": picture(drawing.snapshot())}
 
 
@@ -156,16 +165,31 @@ def test_where_no_page_says_that_somebody_looks_pictures_are_rare(monkeypatch: p
 
 
 def test_in_a_kernel_a_cluster_shows_the_widget_and_the_picture_for_where_none_runs(
-    answers: tuple[Any, Control, list[Any]],
+    answers: tuple[Any, Control, list[Any]], published: list[dict[str, Any]]
 ) -> None:
     widget, *_ = answers
     model = widget.model_id
-    shown = bundle(SimpleNamespace(asynchronous=False), widget)  # type: ignore[arg-type]
+    show(SimpleNamespace(asynchronous=False), widget)  # type: ignore[arg-type]
     widget.close()
+    [shown] = published
     assert shown["application/vnd.jupyter.widget-view+json"]["model_id"]
     assert shown["text/html"] == picture(drawing.snapshot()) and "The last known state, of 20" in shown["text/html"]
     about = shown["application/vnd.hpcgpu.cluster+json"]
     assert about["name"] == "flights" and about["jobs"] and about["model_id"] == model
+
+
+def test_a_first_picture_that_comes_late_comes_into_the_file_too(
+    answers: tuple[Any, Control, list[Any]], published: list[dict[str, Any]]
+) -> None:
+    widget, *_ = answers
+    notebook.keep_picture("flights", widget)
+    widget.draw(drawing.snapshot())
+    assert published == [], "no output shows it"
+    show_live("flights", widget, None)
+    widget.draw(drawing.snapshot())
+    widget.draw(drawing.snapshot())
+    widget.close()
+    assert ["text/html" in shown for shown in published] == [False, True]
 
 
 def test_the_picture_in_the_file_is_replaced_when_the_state_changes_and_at_the_end() -> None:
