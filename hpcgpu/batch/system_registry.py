@@ -67,6 +67,8 @@ class System:
     accounts : str, optional
         Reference to a function that queries what this user may name in a job, and returns
         `hpcgpu.batch.queues.Accounts`. Without it these names are not known.
+    profiles : Path, optional
+        Directory of its site profiles, ``NAME.yaml``, if its distribution has any.
     one_machine : bool, default False
         All its jobs run on the machine that submits them.
     worker_options, scheduler_options : str, optional
@@ -90,6 +92,7 @@ class System:
     fallback: bool = False
     queues: str = ""
     accounts: str = ""
+    profiles: Path | None = None
     one_machine: bool = False
     worker_options: str = "hpcgpu.options.shared_options_and_defaults:WorkerOptions"
     scheduler_options: str = "hpcgpu.options.shared_options_and_defaults:SchedulerOptions"

@@ -29,7 +29,8 @@ def profiles() -> None:
 @profiles.command("list")
 @json_option
 def list_profiles(as_json: bool) -> None:
-    """List the profiles: yours, from ~/.config/hpcgpu/profiles, those of the environment, and those of the package.
+    """List the profiles: yours, from ~/.config/hpcgpu/profiles, those of the environment, those of hpcgpu, and those of
+    packages that add a batch system.
 
     \b
     Example: hpcgpu profiles list

@@ -144,9 +144,10 @@ def save(request: Mapping[str, Any]) -> Path:
         raise OptionError("a saved form needs a batch system: choose one instead of auto, or choose a profile")
     list(_flags(options))
     path = site_profiles.user_directory() / f"{name}.yaml"
-    if name in site_profiles.shipped():
-        raise OptionError(f"hpcgpu has a profile named {name!r}: choose another name for this form")
-    if path.exists() and site_profiles.load(name).source != _SOURCE:
+    known = site_profiles.load(name) if name in site_profiles.names() else None
+    if known is not None and known.path != path:
+        raise OptionError(f"there is a profile named {name!r}: choose another name for this form")
+    if known is not None and known.source != _SOURCE:
         raise OptionError(
             f"the profile {path} was not saved from Jupyter, and stays as it is: choose another name, or edit that file"
         )

@@ -1,7 +1,8 @@
 """Site profiles: the options that jobs need at a site, as data.
 
 ``NAME.yaml`` is in the user's own directory, in the environment (``etc/hpcgpu/profiles``, where a site's administrators
-may install it), or in hpcgpu/profiles. The first directory that has the file counts.
+may install it), in hpcgpu/profiles, or in the distribution that adds its batch system. The first directory that has the
+file counts.
 
 A profile has ``about``, ``source`` and ``date`` of its content, the batch ``system``, the ``options`` that it sets, the
 options that the user must set (``needs``), and the site's ``advice`` on containers and Jupyter.
@@ -11,13 +12,14 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from hpcgpu.batch import system_registry
 from hpcgpu.errors import NotTrusted, OptionError
 from hpcgpu.options.values import profile_name
 from hpcgpu.posix.ownership import check
@@ -178,7 +180,8 @@ def _advice(name: str, path: Path, given: Any) -> dict[str, Advice]:
     return {topic: Advice(**{key: str(text) for key, text in one.items()}) for topic, one in given.items()}
 
 
-def _directories() -> list[Path]:
+def _directories() -> Iterator[Path]:
     # A user who can write to the environment can change the code that reads this. So profiles there need no other
     # check.
-    return [user_directory(), Path(sys.prefix, "etc", "hpcgpu", "profiles"), _SHIPPED]
+    yield from (user_directory(), Path(sys.prefix, "etc", "hpcgpu", "profiles"), _SHIPPED)
+    yield from (one.profiles for one in system_registry.systems() if one.profiles is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import dask
 import pytest
 import yaml
 
+from hpcgpu.batch import system_registry
 from hpcgpu.batch.pbs.nodes import parse_pbsnodes
 from hpcgpu.batch.pbs.queues import parse_nodes
 from hpcgpu.batch.queues import Machine, Queues
@@ -133,6 +135,21 @@ def test_a_profile_of_one_s_own_counts_first_and_is_checked(own_home: Path) -> N
     (directory / "odd.yaml").write_text("{")
     with pytest.raises(OptionError, match=r"'odd' cannot be read from .*odd\.yaml"):
         site_profiles.load("odd")
+
+
+def test_a_package_that_adds_a_batch_system_may_bring_profiles(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    others = replace(system_registry.system("pbs"), name="others", profiles=own_home / "others")
+    monkeypatch.setattr(system_registry, "systems", lambda: [others])
+    for directory in (others.profiles, own_home / ".config" / "hpcgpu" / "profiles"):
+        assert directory is not None
+        directory.mkdir(parents=True)
+    for name in ("theirs", "puhti"):
+        (own_home / "others" / f"{name}.yaml").write_text("system: others\noptions: {queue: theirs}\n")
+    assert site_profiles.names() == sorted([*ALL, "theirs"])
+    assert site_profiles.load("theirs").options == {"queue": "theirs"}
+    assert site_profiles.load("puhti").system == "slurm", "hpcgpu's own counts before"
+    (site_profiles.user_directory() / "theirs.yaml").write_text("system: others\noptions: {queue: mine}\n")
+    assert site_profiles.load("theirs").options == {"queue": "mine"}
 
 
 def test_a_draft_from_sinfo() -> None:

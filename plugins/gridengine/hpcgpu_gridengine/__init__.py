@@ -19,6 +19,7 @@ system = System(
     syntax="hpcgpu_gridengine.directives:SYNTAX",
     cluster_class="hpcgpu_gridengine.cluster:SGEGPUCluster",
     templates=Path(__file__).parent / "templates",
+    profiles=Path(__file__).parent / "profiles",
     suffix="sge",
     command="qsub",
     queues="hpcgpu_gridengine.queues:queues",

@@ -18,7 +18,7 @@ from hpcgpu.batch.run_command import Result, require, run
 from hpcgpu.errors import BatchError, BatchUnavailable
 from hpcgpu.posix.user import user_name
 from hpcgpu_gridengine.answers import parse_job_id, parse_qacct, parse_qstat, parse_reasons, parse_scripts
-from hpcgpu_gridengine.directives import full_name, gridengine_name
+from hpcgpu_gridengine.directives import command_line, full_name, gridengine_name
 from hpcgpu_gridengine.reasons import REASONS
 
 #: Ids that are unknown or have ended are an answer, not an error.
@@ -69,7 +69,7 @@ class GridEngine(CommandBatch):
         self, script: Path, job_name: str, logs: Path | None, after: After | None, exclude: Collection[str]
     ) -> list[str]:
         hold = ["-hold_jid", after.job_id] if after is not None and after.ended else []
-        return ["qsub", "-terse", "-N", gridengine_name(job_name), *hold, str(script)]
+        return ["qsub", "-terse", "-N", gridengine_name(job_name), *hold, *_script(script)]
 
     def read_job_id(self, stdout: str) -> str | None:
         return parse_job_id(stdout)
@@ -80,7 +80,7 @@ class GridEngine(CommandBatch):
 
     def estimate(self, script: Path, *, queue: str | None = None, walltime: float | None = None) -> Estimate:
         """Return whether the job could ever start: qsub verifies it against the empty cluster."""
-        result = self.call(["qsub", "-w", "v", str(script)], answered=lambda result: True)
+        result = self.call(["qsub", "-w", "v", *_script(script)], answered=lambda result: True)
         words = re.sub(r"Unable to run job: |\s*Exiting\.$", "", result.words)
         if result.returncode != 0:
             return Estimate(limits=(f"{words}{advice(words, REASONS)}",))
@@ -157,6 +157,11 @@ class GridEngine(CommandBatch):
         with contextlib.suppress(BatchUnavailable):
             return parse_reasons(self._details(ids, attempts=1))
         return {}
+
+
+def _script(path: Path) -> list[str]:
+    """Return a script as the last arguments of qsub."""
+    return [*command_line(path.read_text()), str(path)]
 
 
 def _gone(result: Result) -> bool:

@@ -21,6 +21,17 @@ def full_name(name: str) -> str:
     return name.removeprefix(_MARK)
 
 
+def group(account: str | None, account_as: str) -> str:
+    """Return the option for a group, with a space behind it; empty if the account is none."""
+    return f"-g {account} " if account and account_as == "group" else ""
+
+
+def command_line(script: str) -> list[str]:
+    """Return the options of a script that qsub takes on its command line only."""
+    match = re.search(r"^#qsub (-g) (\S+)$", script, re.MULTILINE)
+    return [*match.groups()] if match else []
+
+
 def time(seconds: int | None) -> str | None:
     """Return ``hours:minutes:seconds``; Grid Engine has no days."""
     if seconds is None:
@@ -62,5 +73,5 @@ SYNTAX = Syntax(
         "-h": "the job would wait forever",
         "-b": "the cluster submits a script",
     },
-    filters={"gridengine_name": gridengine_name, "gridengine_time": time, "per_slot": per_slot},
+    filters={"gridengine_name": gridengine_name, "gridengine_time": time, "group": group, "per_slot": per_slot},
 )

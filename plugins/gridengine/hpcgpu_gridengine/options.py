@@ -22,6 +22,19 @@ class GridEngineJobOptions(JobOptions):
         "constraint": "write a resource of the site: job_extra_directives=['-l gpu_model=a100']",
     }
 
+    node_type: str | None = option(
+        parse=values.word,
+        nodes="inherited",
+        doc="For sites that give fixed shares of a node, such as 'node_f': a job requests as many as it has nodes (-l "
+        "node_f=1), and nothing else by which nodes are chosen.",
+    )
+    account_as: str = option(
+        "project",
+        parse=values.choice("project", "group"),
+        inherited=True,
+        doc="What `account` is at this site: a 'project' (-P), or a 'group' (-g), which qsub takes on its command line "
+        "only.",
+    )
     parallel_environment: str = option(
         "smp",
         parse=values.word,
@@ -74,7 +87,11 @@ def check(job: GridEngineJobOptions, where: str) -> None:
     ------
     OptionError
     """
-    if isinstance(job, GridEngineWorkerOptions) and job.nodes_per_job > 1 and not job.nodes_environment:
+    if (
+        isinstance(job, GridEngineWorkerOptions)
+        and job.nodes_per_job > 1
+        and not (job.nodes_environment or job.node_type)
+    ):
         raise OptionError(
             f"{where}nodes_per_job={job.nodes_per_job} needs nodes_environment: the parallel environment that gives "
             "`cores` slots of each node (`qconf -spl` lists them, `qconf -sp NAME` shows one)"

@@ -14,6 +14,8 @@ from hpcgpu.configuration.typed import ClusterArguments, SchedulerArguments, Wor
 
 
 class SGEWorkerArguments(WorkerArguments, total=False):
+    node_type: str | int | None
+    account_as: Literal["project", "group"] | None
     parallel_environment: str | int | None
     gpu_resource: str | int | None
     gpus_counted: Literal["node", "slot"] | None
@@ -23,6 +25,8 @@ class SGEWorkerArguments(WorkerArguments, total=False):
 
 
 class SGESchedulerArguments(SchedulerArguments, total=False):
+    node_type: str | int | None
+    account_as: Literal["project", "group"] | None
     parallel_environment: str | int | None
     gpu_resource: str | int | None
     gpus_counted: Literal["node", "slot"] | None

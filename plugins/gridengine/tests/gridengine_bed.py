@@ -36,6 +36,8 @@ QUEUES = {"gpu.q": "24:0:0", "short.q": "0:10:0"}
 NUMBERED = {"short.q": "2 3"}
 #: Parallel environments, with the number of slots that they take of a host.
 ENVIRONMENTS = {"smp": "$pe_slots", "mpi": "$fill_up", "each1": "1"}
+#: What a host has: GPUs, and the shares of a node that TSUBAME 4 gives.
+RESOURCES = {"gpu": 4, "node_f": 1, "gpu_1": 4}
 #: It schedules each second, collects what `qstat -j` says, and writes its accounting at once.
 SCHEDULING = {
     "schedule_interval": "0:0:1",
@@ -265,10 +267,12 @@ class GridEngineBed:
     def _configure(self) -> None:
         """Add the GPUs, the parallel environments and the queues."""
         self._set("-Msconf", changed(self.call("qconf", "-ssconf"), SCHEDULING))
-        self._set("-Mc", self.call("qconf", "-sc") + "gpu gpu INT <= YES JOB 0 0\n")
+        counted = "".join(f"{name} {name} INT <= YES JOB 0 0\n" for name in RESOURCES)
+        self._set("-Mc", self.call("qconf", "-sc") + counted)
         self.call("qconf", "-as", self.master)
+        values = ",".join(f"{name}={number}" for name, number in RESOURCES.items())
         for host in self.hosts:
-            self._set("-Ae", changed(_HOST_ENTRY, {"hostname": host, "complex_values": "gpu=4"}))
+            self._set("-Ae", changed(_HOST_ENTRY, {"hostname": host, "complex_values": values}))
         for name, rule in ENVIRONMENTS.items():
             self._set("-Ap", _ENVIRONMENT.format(name=name, rule=rule))
         for name, walltime in QUEUES.items():

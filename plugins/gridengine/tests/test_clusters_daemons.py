@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -47,6 +48,30 @@ with SGEGPUCluster(**SMALL, jobs=1) as cluster:
 """)
     assert done.stdout.split() == ["6", "True", "9", "gridengine"], done.stderr
     wait_for(lambda: not bed.jobs(), "no job is left")
+
+
+def test_the_profile_of_tsubame_4_requests_types_of_nodes_and_names_the_group_to_qsub(
+    program: Run, bed: GridEngineBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    qsub = tmp_path / "qsub"  # as there: it takes -g on its command line, and Grid Engine's own does not know -g
+    qsub.write_text(f"""#!/bin/bash
+while [ $# -gt 0 ]; do
+    if [ "$1" = -g ]; then echo "$2" >> {tmp_path}/groups; shift 2; else kept+=("$1"); shift; fi
+done
+exec {bed.directory}/commands/qsub "${{kept[@]}}"
+""")
+    qsub.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    done = program("""
+with SGEGPUCluster(**SMALL, profile="tsubame4", account="tga-demo", jobs=1, scheduler={"gpus_per_node": 0}) as cluster:
+    cluster.wait_for_workers(1, timeout=120)
+    with cluster.get_client() as client:
+        print(client.submit(sum, [1, 2, 3]).result())
+    answer = subprocess.run(["qstat", "-r"], capture_output=True, text=True).stdout
+    print(*(word for word in ("gpu_1=1", "node_f=1", "gpu=", "-pe") if word in answer))
+""")
+    assert done.stdout.split() == ["6", "gpu_1=1", "node_f=1"], done.stderr
+    assert (tmp_path / "groups").read_text().split() == ["tga-demo"] * 2
 
 
 @pytest.fixture

@@ -132,11 +132,16 @@ def test_a_name_comes_back_whole(name: str) -> None:
 
 
 def test_only_the_end_of_a_job_can_be_waited_for(tmp_path: Path) -> None:
+    script = tmp_path / "worker.sge"
+    script.write_text("#!/bin/bash\n")
+
     def submitted(after: After | None) -> list[str]:
-        return GridEngine().submit_command(tmp_path / "worker.sge", "demo-1", None, after, ())
+        return GridEngine().submit_command(script, "demo-1", None, after, ())
 
     assert submitted(After("7", ended=True))[4:6] == ["-hold_jid", "7"]
     assert "-hold_jid" not in submitted(After("7"))
+    script.write_text("#!/bin/bash\n#qsub -g tga-demo\n")
+    assert submitted(None)[-3:] == ["-g", "tga-demo", str(script)]
 
 
 def test_hpcgpu_s_own_scripts_are_recognised() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import PLUGIN, Run
 
 
@@ -29,8 +31,12 @@ def test_a_script_requests_what_the_user_wants(cli: Run, tmp_path: Path) -> None
         "#$ -r n",
         "#$ -w e",
     ]
+    check_scripts(tmp_path / "demo")
+
+
+def check_scripts(folder: Path) -> None:
     if shutil.which("shellcheck"):
-        scripts = [str(tmp_path / "demo" / name) for name in ("worker.sge", "scheduler.sge", "launch.sh", "stop.sh")]
+        scripts = [str(folder / name) for name in ("worker.sge", "scheduler.sge", "launch.sh", "stop.sh")]
         checked = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True)
         assert checked.returncode == 0, checked.stdout
 
@@ -75,6 +81,7 @@ def test_a_user_s_own_directive_is_written(cli: Run, tmp_path: Path, directive: 
         ("-sync y", "waits for its jobs itself"),
         ("-t 1-4", "job array"),
         ("-pe smp 8", "-pe is set by cores"),
+        ("-g tga-demo", "-g is set by account"),
     ],
 )
 def test_a_directive_that_would_break_the_cluster_is_refused(
@@ -93,3 +100,30 @@ def test_its_page_lists_its_options_and_shows_its_scripts(run: Run, tmp_path: Pa
     for option in ("parallel_environment", "gpu_resource", "gpus_counted", "memory_resource", "nodes_environment"):
         assert f'"{option}"' in page
     assert "#$ -l gpu=2" in page and "#$ -pe smp 8" in page and "#$ -pe mpi8 16" in page
+
+
+def test_the_profile_of_tsubame_4_gives_golden_scripts(cli: Run, tmp_path: Path) -> None:
+    assert "tsubame4" in cli("profiles", "list").stdout
+    shown = yaml.safe_load(cli("profiles", "show", "tsubame4").stdout)
+    assert shown["source"].startswith("https://") and "Not tried on the machine" in shown["notes"]
+    given = ("--profile", "tsubame4", "--walltime", "2h", "-o", str(tmp_path / "demo"))
+    done = cli("render", "gridengine", *given)
+    assert done.returncode == 2 and "profile 'tsubame4' needs account" in done.stderr
+    done = cli("render", "gridengine", *given, "--account", "tga-demo")
+    assert done.returncode == 0, done.stderr
+    for kind in ("scheduler", "worker"):
+        script = (tmp_path / "demo" / f"{kind}.sge").read_text().replace(str(tmp_path), "/home/me")
+        head = script.partition("\n\n")[0] + "\n"
+        golden = Path(__file__).parent / "golden" / f"tsubame4-{kind}.sge"
+        if "HPCGPU_UPDATE_GOLDEN" in os.environ:
+            golden.write_text(head)
+        assert head == golden.read_text()
+    check_scripts(tmp_path / "demo")
+
+
+def test_a_job_of_several_nodes_has_as_many_of_their_type(cli: Run, tmp_path: Path) -> None:
+    options = "--nodes-per-job 2 --node-type node_f --cores 192 --memory 700GB --gpus-per-node 4"
+    done = cli("render", "gridengine", *options.split(), "-o", str(tmp_path / "demo"))
+    assert done.returncode == 0, done.stderr
+    script = (tmp_path / "demo" / "worker.sge").read_text()
+    assert [line for line in script.splitlines() if line.startswith(("#$ -l", "#$ -pe"))] == ["#$ -l node_f=2"]
