@@ -95,20 +95,24 @@ def wait_for_workers(name: str, n_workers: int | None, timeout: float | None) ->
             found = observer.snapshot()
             wanted = [(group["target"] or 0) * options.worker(group["name"]).workers_per_job for group in found.groups]
             needed = n_workers if n_workers is not None else sum(wanted)
-            if found.workers >= needed and (found.groups or n_workers is not None):
+            known = bool(found.groups) or n_workers is not None
+            if known and found.workers >= needed:
                 return
+            connected = (
+                f"{found.workers} of {needed} workers are connected" if known else "its manager has not answered yet"
+            )
             if found.state in ("closed", "ended"):
                 raise ClusterError(found.end or f"cluster {found.name} has ended")
             if paused := [f"group {group['name']}: {group['paused']}" for group in found.groups if group["paused"]]:
                 raise ClusterError("; ".join(paused))
             if timeout is not None and time.monotonic() - began > timeout:
-                raise TimeoutError(f"{found.workers} of {needed} workers are connected after {timeout:g} s")
+                raise TimeoutError(f"{connected}, after {timeout:g} s")
             waiting = [
                 job
                 for job in found.jobs
                 if job.kind == "worker" and job.state in ("pending", "running") and not job.workers
             ]
-            progress.update(f"{found.workers} of {needed} workers are connected", waiting_for(waiting))
+            progress.update(connected, waiting_for(waiting))
             time.sleep(1)
 
 
@@ -141,9 +145,9 @@ def _answer(question: dict[str, str], observers: dict[str, Observer]) -> dict[st
         if job := question.get("log"):
             return {"log": end_of(directory, job)}
         if "manage" in question:
-            from hpcgpu.orders.manager_on_login_node import if_needed
+            from hpcgpu.orders.manager_on_login_node import manage_if_needed
 
-            return {"manage": if_needed(directory)}
+            return {"manage": manage_if_needed(directory)}
         observer = observers.setdefault(path, Observer(directory))
         return {"snapshot": observer.snapshot().as_json()}
     except Exception as error:  # the person who looks reads it

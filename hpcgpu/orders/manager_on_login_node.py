@@ -81,7 +81,7 @@ def on_login_node(directory: ClusterDirectory) -> str:
     )
 
 
-def if_needed(directory: ClusterDirectory) -> str:
+def manage_if_needed(directory: ClusterDirectory) -> str:
     """Do the same if the scheduler job should manage the cluster, and cannot; return a message, empty if it can.
 
     Raises

@@ -289,6 +289,7 @@ class Login:
         """
         left, broken = _PATIENCE, 0
         said: HostError
+        told = ""
         try:
             while True:
                 began = time.monotonic()
@@ -304,7 +305,9 @@ class Login:
                         raise
                     if left < 0:
                         raise HostError(f"{error}. {self._may_go_on}" if broken else str(error)) from error
-                print(f"hpcgpu: {printable(str(said))}. It is tried again", file=sys.stderr)
+                if str(said) != told:
+                    print(f"hpcgpu: {printable(str(said))}. It is tried again", file=sys.stderr)
+                told = str(said)
                 time.sleep(_PAUSE)
         except KeyboardInterrupt:
             if broken:

@@ -363,6 +363,11 @@ def _reason(words: str, nonce: str) -> str:
 async def _end(process: asyncio.subprocess.Process) -> None:
     _kill(process)
     await process.wait()
+    assert process.stdin is not None
+    if not process.stdin.is_closing():
+        process.stdin.transport.abort()
+    with contextlib.suppress(OSError):  # Python 3.11 prints an error of its pipe for which nobody waits
+        await process.stdin.wait_closed()
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

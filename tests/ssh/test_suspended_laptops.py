@@ -293,7 +293,9 @@ def test_a_program_that_ends_without_a_network_says_how_its_jobs_end(node: Login
     laptop.terminal.expect("phase end")
     laptop.link.down()
     laptop.terminal.type("")
-    laptop.terminal.expect("hpcgpu: the jobs of cluster demo may still run: ssh to login1 fails: ")
+    before = laptop.terminal.expect("hpcgpu: the jobs of cluster demo may still run: ssh to login1 fails: ")
+    tried = [line for line in before.splitlines() if "It is tried again" in line]
+    assert len(tried) == len(set(tried)), "each reason is said once"
     laptop.terminal.expect("Later, run: hpcgpu stop demo --host login1")
     laptop.terminal.end()
     laptop.link.up()
