@@ -17,7 +17,9 @@ SITE = Path(__file__).parents[2] / "ci" / "slurm-docker" / "site"
 NAME = os.environ.get("HPCGPU_SITE", "hpcgpu-site")
 LOGINS = ("login1", "login2")
 NODES = ("n0", "n1", "n2", "n3", "s0")
-HOSTS = ("files", "db", "dbd", "ctl", *LOGINS, *NODES)
+#: Reaches the login nodes alone.
+LAPTOP = "laptop"
+HOSTS = ("files", "db", "dbd", "ctl", *LOGINS, *NODES, LAPTOP)
 USERS = ("ada", "bob")
 PYTHON = "/opt/hpcgpu/bin/python"
 #: Networks by name, and the interface that a compute node has there.
@@ -84,8 +86,8 @@ def why_not() -> str | None:
 class Site:
     """The running site.
 
-    Hosts are `files` (the server of home), `db`, `dbd`, `ctl`, `login1`, `login2`, `n0` to `n3` and `s0`; users are
-    `ada` and `bob`. Whatever a test does to a host, `reset` mends.
+    Hosts are `files` (the server of home), `db`, `dbd`, `ctl`, `login1`, `login2`, `n0` to `n3`, `s0` and `laptop`;
+    users are `ada` and `bob`. Whatever a test does to a host, `reset` mends.
     """
 
     def __init__(self) -> None:
@@ -258,7 +260,7 @@ class Site:
         left = {job: state for job, state in self.jobs().items() if state != "COMPLETING"}
         for user in USERS:
             self.slurm("scancel", "--quiet", f"--user={user}")
-        for host in LOGINS:
+        for host in (*LOGINS, LAPTOP):
             self.exec(host, f"pkill -KILL -u {','.join(USERS)}", "root", check=False)
         wait_for(lambda: not self.jobs(), "the queue is empty", 120)
         self.empty_home()
