@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -80,6 +81,20 @@ def test_a_start_that_is_killed_between_its_submits_has_a_lease_and_is_completed
     assert (found["problem"], found["detached"], len(found["jobs"])) == ("", True, 3)
     assert lease("half") is None
     assert command("stop", "half").returncode == 0
+
+
+def test_a_start_that_was_killed_and_that_a_laptop_requests_again_leaves_no_job(queue: LocalQueue) -> None:
+    """The laptop sends the same request when its connection is there again."""
+    request = ("start", "half", "--jobs", "2", *START, "--token", "a-token", "--managed", "--no-wait")
+    assert command(*request, program=("-c", KILLED)).returncode == -signal.SIGKILL
+    assert len(live(queue)) == 1
+    again = command(*request)
+    assert again.returncode == 1
+    said = (
+        f"the start of cluster half was interrupted on {socket.gethostname()}, and no job of it is left. Start it again"
+    )
+    assert said in again.stderr
+    assert live(queue) == []
 
 
 def test_a_start_that_does_not_wait_hears_of_a_refused_worker_job(queue: LocalQueue) -> None:

@@ -76,10 +76,8 @@ class Laptop:
         self.link.pass_on()
         tell(stopped, signal.SIGCONT)
 
-    def away_during_a_command(
-        self, begun: Callable[[], object] = lambda: True, end: signal.Signals = signal.SIGCONT
-    ) -> None:
-        """Be away while a command runs on the login node. It goes on later, or ends half-way."""
+    def away_during_a_command(self, begun: Callable[[], object] = lambda: True) -> None:
+        """Be away while a command runs on the login node. It goes on later."""
         before = commands(self.node)
         self.terminal.type("")
         wait_until(lambda: commands(self.node) - before and begun(), "the command has begun")
@@ -88,7 +86,7 @@ class Laptop:
         try:
             self.away()
         finally:
-            tell(stopped, end)
+            tell(stopped, signal.SIGCONT)
 
     def _processes(self) -> set[int]:
         """The program, and each ssh that it has started."""
