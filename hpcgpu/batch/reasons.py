@@ -19,6 +19,10 @@ DROPPED = (
     "a queue that passes jobs on dropped it, because no queue behind it takes it. Check its log, `queue`, and the "
     "limits of the queues behind that one, `walltime` first"
 )
+#: What a refusal may mean that names no option: the scheduler job submits too, from a compute node.
+NOT_FROM_HERE = (
+    "it may accept no job of yours from this host. If this is a compute node, run on a login node: hpcgpu manage NAME"
+)
 
 _SUSPENDED = "the batch system has suspended it: nothing in it runs until the batch system resumes it"
 _ENDS = {

@@ -16,7 +16,8 @@ from hpcgpu.ssh.login import Login
 
 #: The remote command line. Its input: the path of an interpreter, or nothing; the name of the wheel; the Python of this
 #: machine, and its Dask and distributed; the wheel. Without an interpreter it makes a private environment with these;
-#: with the newest Python there if that one is not there. No value is part of the command line.
+#: with the newest Python there if that one is not there. pip would keep another state of the same version. No value is
+#: part of the command line.
 _COMMAND = (
     "sh -c 'set -e; umask 077; IFS= read -r python; IFS= read -r wheel; "
     "IFS= read -r same; IFS= read -r dask; IFS= read -r distributed; "
@@ -27,7 +28,8 @@ _COMMAND = (
     'if command -v "$name" > /dev/null && "$name" -c "import sys; sys.exit(sys.version_info < (3, 11))"; '
     'then python="$dir/$name/bin/python"; "$name" -P -m venv "$dir/$name"; break; fi; done; '
     'if [ -z "$python" ]; then echo "no Python 3.11 or later is on the PATH" >&2; exit 3; fi; fi; '
-    '"$python" -P -m pip install --disable-pip-version-check "$@"; '
+    'pip() { "$python" -P -m pip install --disable-pip-version-check "$@"; }; '
+    'pip "$@"; pip --no-deps --force-reinstall "$dir/$wheel"; '
     '"$python" -P -m hpcgpu --version; '
     'ln -sfn "$("$python" -P -c "import sys; print(sys.executable)")" "$link"; rm -f "$dir/$wheel"\''
 )

@@ -486,6 +486,13 @@ def test_a_refusal_is_final_and_in_pbs_s_own_words(batch: PBS, pbs: Site, direct
     assert len(pbs.calls("qsub")) == 1
 
 
+def test_a_host_whose_jobs_pbs_refuses_is_told_what_may_manage_the_cluster(batch: PBS, pbs: Site) -> None:
+    """As PBS does on a compute node, where its server has no `flatuid`."""
+    pbs.fault("qsub", lost=True, stdout="", stderr="qsub: Bad UID for job execution\n", rc=175)
+    with pytest.raises(SubmitRefused, match=r"Bad UID .*from this host.*run on a login node: hpcgpu manage NAME"):
+        submit(batch, pbs)
+
+
 def test_a_limit_on_how_many_jobs_one_may_have_is_no_failure(batch: PBS, pbs: Site) -> None:
     words = "qsub: Maximum number of jobs for user ada already in queue gpu\n"
     pbs.fault("qsub", lost=True, stdout="", stderr=words, rc=1)

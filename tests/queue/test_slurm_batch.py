@@ -250,6 +250,16 @@ def test_a_refusal_is_final_and_in_slurms_own_words(slurm: Slurm, site: Site) ->
     assert not site.jobs()
 
 
+def test_a_host_whose_jobs_slurm_refuses_is_told_what_may_manage_the_cluster(slurm: Slurm, site: Site) -> None:
+    """As Slurm does on a host that is not among the `AllocNodes` of the partition."""
+    words = "sbatch: error: Batch job submission failed: Access/permission denied\n"
+    site.fault("sbatch", stdout="", stderr=words, rc=1, lost=True)
+    with pytest.raises(
+        SubmitRefused, match=r"permission denied\. .*from this host.*run on a login node: hpcgpu manage"
+    ):
+        submit(slurm, site)
+
+
 def test_a_refusal_without_words_names_the_exit_code(slurm: Slurm, site: Site) -> None:
     site.fault("sbatch", stdout="", rc=3, lost=True)
     with pytest.raises(SubmitRefused, match="exit code 3"):

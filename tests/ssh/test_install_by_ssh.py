@@ -42,6 +42,11 @@ def test_it_is_installed_for_the_python_of_the_jobs_without_a_package_index(logi
     assert left == {"environments", "python"}
     done = helpers.hpcgpu(*LIST)
     assert done.stdout == "No clusters.\n", done.stderr
+    [there] = (home / "venv").rglob("site-packages/hpcgpu/errors.py")
+    new = there.read_text()
+    there.write_text(f"{new}# from an earlier state of the same version\n")
+    helpers.hpcgpu(*INSTALL, "--python", str(python))
+    assert there.read_text() == new
     renders = [str(python), "-P", "-m", "hpcgpu", "render", "slurm", "-o", "demo", "--walltime", "1h"]
     subprocess.run([*renders, "--gpus-per-node", "1"], check=True, cwd=home)
 

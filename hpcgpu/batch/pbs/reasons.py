@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from hpcgpu.batch.base import Outlook, Reasons
+from hpcgpu.batch.reasons import NOT_FROM_HERE
 
 #: Comments of jobs (OpenPBS, ``job_info.c`` of its scheduler; those recorded in tests/queue), and the attributes that
 #: hold a job. The first that is found counts.
@@ -83,6 +84,7 @@ REASONS = Reasons(
         ),
         (r"(exceeds|above) .*walltime|walltime .*(exceeds|limit)", "request a shorter `walltime`"),
         (r"invalid account", "check `account`, and whether it may use `queue`"),
+        (r"bad uid for job execution", NOT_FROM_HERE),
         (r"unknown queue|access denied to queue|not an execution queue|unauthorized request", "check `queue`"),
     ],
 )

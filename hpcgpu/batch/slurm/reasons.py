@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from hpcgpu.batch.base import Outlook, Reasons
+from hpcgpu.batch.reasons import NOT_FROM_HERE
 
 #: Reason codes (https://slurm.schedmd.com/job_reason_codes.html): pattern, outlook, sentence.
 _PENDING = [
@@ -80,6 +81,7 @@ REASONS = Reasons(
         (r"invalid partition", "check `queue`"),
         (r"partition not available", "the partition accepts no jobs now: wait, or choose another `queue`"),
         (r"invalid qos", "check `qos`"),
+        (r"submission failed: access/permission denied", NOT_FROM_HERE),
         (r"MaxWall", "request a shorter `walltime`"),
         (
             r"node configuration is not available",
