@@ -32,11 +32,22 @@ class _Server:
     pid: int
     base_url: str
     directories: list[str]
+    inboxes: str = ""
 
 
-def announce(base: str, directories: Iterable[Path]) -> None:
-    """Announce to the kernels of this server that it has the extension, and in which directories it finds clusters."""
-    os.environ[_VARIABLE] = json.dumps(asdict(_Server(os.getpid(), base, list(map(str, directories)))))
+def announce(base: str, directories: Iterable[Path], inboxes: Path | None = None) -> None:
+    """Announce to the kernels of this server that it has the extension, and in which directories it finds clusters.
+
+    In `inboxes` widgets listen for messages that it passes on.
+    """
+    server = _Server(os.getpid(), base, list(map(str, directories)), str(inboxes or ""))
+    os.environ[_VARIABLE] = json.dumps(asdict(server))
+
+
+def inboxes(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return where widgets listen for messages that the server passes on; None if it passes none on."""
+    server = _announced(environ)
+    return Path(server.inboxes) if server is not None and server.inboxes else None
 
 
 def dashboard_link(directory: Path, environ: Mapping[str, str] = os.environ, *, running: bool = True) -> str:
@@ -46,10 +57,10 @@ def dashboard_link(directory: Path, environ: Mapping[str, str] = os.environ, *, 
     In the server only dask-labextension makes clusters. It reads the link of a new cluster once, before the scheduler
     runs, and then requests it until it is served.
     """
-    server = _announced(directory, environ)
+    server = _announced(environ)
     inside = server is not None and server.pid == os.getpid()
     configured = dask.config.get("distributed.dashboard.link", _DASHBOARD_LINK) != _DASHBOARD_LINK
-    if server is None or configured or not (running or inside):
+    if server is None or str(directory.parent) not in server.directories or configured or not (running or inside):
         return ""
     prefix = PREFIXES[inside]
     return f"{server.base_url.rstrip('/')}/{prefix}/{directory.name}/status"
@@ -74,10 +85,10 @@ def with_host(link: str, environ: Mapping[str, str] = os.environ) -> str:
     return link
 
 
-def _announced(directory: Path, environ: Mapping[str, str]) -> _Server | None:
+def _announced(environ: Mapping[str, str]) -> _Server | None:
     try:
         server = json_records.parse(environ.get(_VARIABLE, "").encode(), _Server, _VARIABLE)
     except Damaged:
         return None
     ours = server.pid == os.getpid() or environ.get("JPY_PARENT_PID") == str(server.pid)
-    return server if ours and str(directory.parent) in server.directories else None
+    return server if ours else None

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 class Shown(Protocol):
     """The part of a cluster of a login node that a notebook shows and controls."""
 
+    host: str
     questions: Questions
 
     def dashboard_here(self, *, token: bool = False) -> str: ...
@@ -56,7 +57,9 @@ def widget_of(cluster: Shown) -> ClusterWidget | None:
 
     def take() -> Snapshot:
         snapshot = cluster.questions.snapshot()
-        return replace(snapshot, dashboard=cluster.dashboard_here() if snapshot.dashboard else "")
+        # the Jupyter server must not take it for a cluster of this machine in a directory of the same name
+        directory = f"{cluster.host}:{snapshot.directory}"
+        return replace(snapshot, directory=directory, dashboard=cluster.dashboard_here() if snapshot.dashboard else "")
 
     def over() -> bool:
         return widget.feed.latest is not None and notebook.nothing_runs(widget.feed.latest)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import shutil
+import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ from hpcgpu.client import jupyter_dashboard_link
 from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.errors import HpcgpuError
 from hpcgpu.jupyter.api import Clusters, Logs, OneCluster, Profiles, Request
+from hpcgpu.jupyter.busy_kernels import Message
 from hpcgpu.jupyter.dashboard_proxy import Dashboard
 from hpcgpu.jupyter.page import Page, Static
 from hpcgpu.jupyter.snapshots import Snapshots
@@ -38,6 +43,11 @@ def load(server: Any) -> None:
         (rf"/api/clusters/{_NAME}/logs", Logs),
         (r"/api/profiles", Profiles),
     ]
+    inboxes: Path | None = None
+    if hasattr(socket, "AF_UNIX"):  # not on Windows
+        inboxes = Path(tempfile.mkdtemp(prefix="hpcgpu-jupyter-"))
+        atexit.register(shutil.rmtree, inboxes, ignore_errors=True)
+        handlers.append((r"/api/inboxes/([0-9a-f]+)", Message, {"inboxes": inboxes}))
     here = url_path_join(base, "hpcgpu")
     routes = [(here + pattern, *rest) for pattern, *rest in handlers]
     routes += [
@@ -47,4 +57,4 @@ def load(server: Any) -> None:
     roots: list[Path] = []
     with contextlib.suppress(HpcgpuError):  # the configuration is wrong: the API reports it
         roots = cluster_directories()
-    jupyter_dashboard_link.announce(base, roots)
+    jupyter_dashboard_link.announce(base, roots, inboxes)

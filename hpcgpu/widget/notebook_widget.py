@@ -17,6 +17,7 @@ from hpcgpu.errors import OptionError
 from hpcgpu.existing_clusters.snapshot import Snapshot
 from hpcgpu.posix.printable import printable
 from hpcgpu.widget.feed import Feed
+from hpcgpu.widget.inbox import opened
 from hpcgpu.widget.replace_saved_picture import SavedPicture
 
 _STATIC = Path(__file__).parent / "static"
@@ -60,6 +61,8 @@ class ClusterWidget(anywidget.AnyWidget):
     snapshot = traitlets.Dict().tag(sync=True)
     #: Why there is no new snapshot, or that no further one comes.
     problem = traitlets.Unicode().tag(sync=True)
+    #: By this name the Jupyter server passes messages on while a cell runs; empty if it cannot.
+    inbox = traitlets.Unicode().tag(sync=True)
 
     def __init__(
         self,
@@ -68,7 +71,8 @@ class ClusterWidget(anywidget.AnyWidget):
         control: object,
         dashboard: Callable[[], str] | None = None,
     ) -> None:
-        super().__init__()
+        self._inbox = opened(lambda message: self._received(None, message, []))
+        super().__init__(inbox=self._inbox.name if self._inbox is not None else "")
         self._dashboard = dashboard
         self.feed = Feed(source, over, self)
         self._control = control
@@ -130,4 +134,6 @@ class ClusterWidget(anywidget.AnyWidget):
     def close(self) -> None:
         """Stop showing the cluster."""
         self.feed.stop()
+        if self._inbox is not None:
+            self._inbox.close()
         super().close()

@@ -185,7 +185,8 @@ def test_pages_and_api_want_a_login(server: Server) -> None:
     for path in ("hpcgpu/", "hpcgpu/static/page.js", "hpcgpu/dashboard/demo/status", "proxy/hpcgpu/demo/status"):
         answer = server.fetch(path)
         assert answer.code == 302 and "/login" in answer.headers["Location"]
-    assert server.fetch("hpcgpu/api/clusters/demo/stop", "POST", {}).code == 403
+    for path in ("hpcgpu/api/clusters/demo/stop", "hpcgpu/api/inboxes/0a"):
+        assert server.fetch(path, "POST", {}).code == 403
     with pytest.raises(HTTPClientError, match="403"):
         server.listen("hpcgpu/dashboard/demo/status/ws", "x")
 
@@ -196,7 +197,7 @@ def test_who_may_only_read_changes_nothing(cluster: LocalGPUCluster, shared_home
     with jupyter_server(place, config=READER) as server:
         assert server.ask("hpcgpu/api/clusters/demo")[0] == 200
         assert server.fetch("hpcgpu/dashboard/demo/status", **LOGIN).code == 200
-        for path in ("hpcgpu/api/clusters/demo/stop", "hpcgpu/api/clusters"):
+        for path in ("hpcgpu/api/clusters/demo/stop", "hpcgpu/api/clusters", "hpcgpu/api/inboxes/0a"):
             assert server.fetch(path, "POST", {}, **LOGIN).code == 403
     assert not cluster.directory.closing
 
@@ -232,6 +233,30 @@ def test_the_api_shows_scales_and_stops_a_cluster(own_server: Server, queue: Loc
             assert code in (400, 409) and words in answer["message"]
         assert server.ask("hpcgpu/api/clusters/demo/stop", {}) == (200, {"name": "demo"})
         assert server.ask("hpcgpu/api/clusters") == (200, {"clusters": []})
+
+
+@under_a_prefix
+def test_a_message_reaches_a_widget_while_a_cell_of_its_kernel_runs(server: Server) -> None:
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    name, printed = server.place / "name", list[str]()
+    code = f"""
+import pathlib, queue
+from hpcgpu.widget.inbox import opened
+messages = queue.SimpleQueue()
+inbox = opened(messages.put)
+pathlib.Path({str(name)!r}).write_text(inbox.name)
+print(messages.get(timeout=150), oct(inbox._path.parent.stat().st_mode))
+"""
+    cell = threading.Thread(target=lambda: printed.append(server.run(code)))
+    cell.start()
+    wait_until(lambda: name.exists() and name.read_text(), "the cell runs")
+    assert server.ask(f"hpcgpu/api/inboxes/{name.read_text()}", {"do": "stop"}) == (200, {})
+    cell.join()
+    assert printed == ["{'do': 'stop'} 0o40700\n"]
+    wait_until(
+        lambda: server.ask(f"hpcgpu/api/inboxes/{name.read_text()}", {}) == (404, {"message": "the kernel has ended"}),
+        "the kernel ends",
+    )
 
 
 @under_a_prefix

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import pytest
 from browser import Notebook, Servers, dask_in
 from laptop import queue_of
 from sshd_bed import LoginNode
+from test_notebook import WITH
 
 import hpcgpu
 from hpcgpu.cluster.cluster_by_ssh import ClusterBySSH
@@ -31,6 +33,7 @@ START = (
     f"cluster = LocalGPUCluster(host='login1', name='flights', jobs=1, **{GPU!r})\n"
     "cluster.wait_for_workers(2)"
 )
+FLIGHTS = Path(__file__).parents[2] / "examples/flights.ipynb"
 #: Ends after four more snapshots.
 FOUR_MORE = """import time
 seen = set()
@@ -102,6 +105,75 @@ def test_the_widget_is_live_starts_no_ssh_for_its_pictures_and_controls_the_clus
     saved = server.notebooks / "flights.ipynb"
     until(lambda: "This is a picture" in saved.read_text(), "the notebook is saved")
     assert "token=" not in saved.read_text()
+    widget.get_by_role("button", name="Stop").click()
+    widget.get_by_role("button", name="Stop the cluster").click()
+    widget.get_by_text("closed", exact=True).wait_for()
+    until(lambda: not in_queue(queue_of(node), "flights"), "the jobs end")
+    assert page.errors == []
+
+
+def test_the_notebook_of_the_examples_needs_a_host_and_no_other_change(
+    node: LoginNode, jupyter: Servers, page: Any, until: Until
+) -> None:
+    """Its buttons act while one more cell runs."""
+    go = node.home / "go"
+    notebook = json.loads(FLIGHTS.read_text().replace("LocalGPUCluster(name=", "LocalGPUCluster(host='login1', name="))
+    waits = (
+        f"import pathlib, time\nprint('this cell runs')\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.1)"
+    )
+    assert "host='login1'" in notebook["cells"][1]["source"][2]
+    notebook["cells"].insert(6, {**notebook["cells"][5], "id": "waits", "source": waits})
+    notebook["cells"].append({**notebook["cells"][5], "id": "last", "source": "print('all cells have run')"})
+    server = jupyter(arguments=WITH)
+    (server.notebooks / "flights.ipynb").write_text(json.dumps(notebook))
+    shown = Notebook(page, server, "flights.ipynb")
+    shown.run_all()
+    widget = shown.output(1).locator(".hpcgpu")
+    shown.output(3).get_by_text("336776").wait_for()
+    shown.output(5).get_by_text("Alaska Airlines").wait_for()
+    shown.output(6).get_by_text("this cell runs").wait_for()
+    widget.locator("tr", has_text="flights-1").get_by_text("running").wait_for()
+    with page.context.expect_page() as opened:
+        widget.get_by_role("link", name="dashboard").click()
+    dask_in(opened.value)
+    opened.value.close()
+    widget.get_by_label("Size of the cluster").fill("1")
+    widget.get_by_role("button", name="Scale").click()
+    widget.get_by_text("Scale: done.").wait_for()
+    until(lambda: len(in_queue(queue_of(node), "flights")) == 2, "it is smaller while the cell runs")
+    widget.get_by_role("button", name="flights-0").click()
+    widget.get_by_role("region", name="Log of flights-0").get_by_text("Start worker").first.wait_for()
+    widget.get_by_role("button", name="Stop").click()
+    widget.get_by_role("button", name="Stop the cluster").click()
+    widget.get_by_text("closed", exact=True).wait_for()
+    until(lambda: not in_queue(queue_of(node), "flights"), "the jobs end")
+    go.touch()
+    shown.output(9).get_by_text("all cells have run").wait_for()
+    assert page.errors == []
+
+
+def test_the_view_says_that_the_login_node_is_not_reached_and_then_goes_on(
+    node: LoginNode, jupyter: Servers, page: Any, until: Until
+) -> None:
+    """What is clicked meanwhile is done later."""
+    server = jupyter(arguments=WITH)
+    server.write("flights.ipynb", START, "cluster")
+    notebook = Notebook(page, server, "flights.ipynb")
+    notebook.run_all()
+    widget = notebook.output(1).locator(".hpcgpu")
+    widget.locator(".hpcgpu-gpu", has_text="flights-0-1").wait_for()
+    node.stop()
+    node.break_connections()
+    said = widget.get_by_text(re.compile("This view was last updated at .* The cluster cannot be queried: "))
+    said.wait_for()
+    assert widget.locator(".hpcgpu-gpu", has_text="flights-0-1").is_visible()
+    widget.get_by_label("Size of the cluster").fill("2")
+    widget.get_by_role("button", name="Scale").click()
+    widget.get_by_role("button", name="Scale", disabled=True).wait_for()
+    node.start()
+    widget.get_by_text("Scale: done.").wait_for()
+    widget.locator("tr", has_text="flights-1").get_by_text("running").wait_for()
+    said.wait_for(state="hidden")
     widget.get_by_role("button", name="Stop").click()
     widget.get_by_role("button", name="Stop the cluster").click()
     widget.get_by_text("closed", exact=True).wait_for()

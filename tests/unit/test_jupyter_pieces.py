@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import queue
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +23,7 @@ from hpcgpu.client.dashboard_forwarding import DashboardEndpoint, ssh_command
 from hpcgpu.client.jupyter_dashboard_link import dashboard_link, with_host
 from hpcgpu.jupyter import snapshots, start_from_form
 from hpcgpu.profiles import site_profiles
+from hpcgpu.widget.inbox import opened
 
 CLUSTER = Path("/clusters/demo")
 
@@ -46,6 +50,45 @@ def test_before_the_scheduler_runs_only_dask_labextension_gets_the_link(announce
     kernel = {"HPCGPU_JUPYTER_SERVER": announced.replace(str(os.getpid()), "7"), "JPY_PARENT_PID": "7"}
     assert dashboard_link(CLUSTER, kernel, running=False) == ""
     assert dashboard_link(CLUSTER, {"HPCGPU_JUPYTER_SERVER": announced}, running=False).startswith("/user/ada/proxy/")
+
+
+def _send(path: Path, content: bytes) -> bytes:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        connection.sendall(content)
+        connection.shutdown(socket.SHUT_WR)
+        return connection.recv(100)
+
+
+def test_an_inbox_takes_messages_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = queue.SimpleQueue[object]()
+    with tempfile.TemporaryDirectory() as short:  # paths of sockets are
+        monkeypatch.setenv("HPCGPU_JUPYTER_SERVER", "")
+        jupyter_dashboard_link.announce("/", [], Path(short))
+        inbox = opened(messages.put)
+        assert inbox is not None
+        path = Path(short, inbox.name)
+        assert _send(path, b"") == _send(path, b"{") == _send(path, b"\xff") == b"", "they are no messages"
+        assert _send(path, b'{"do": "stop"}') == b"taken"
+        assert messages.get(timeout=150) == {"do": "stop"}
+        inbox.close()
+        with pytest.raises(FileNotFoundError):
+            _send(path, b"{}")
+    assert messages.empty()
+
+
+def test_without_a_directory_that_only_this_user_can_change_there_is_no_inbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCGPU_JUPYTER_SERVER", "")
+    assert opened(print) is None, "no server"
+    with tempfile.TemporaryDirectory() as short:
+        jupyter_dashboard_link.announce("/", [], Path(short, "missing"))
+        assert opened(print) is None
+        jupyter_dashboard_link.announce("/", [], Path(short))
+        Path(short).chmod(0o777)
+        assert opened(print) is None
+        assert not list(Path(short).iterdir())
+        jupyter_dashboard_link.announce("/", [])
+        assert opened(print) is None
 
 
 def test_a_link_has_the_host_that_the_hub_or_jupyter_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

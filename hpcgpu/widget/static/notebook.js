@@ -1,9 +1,10 @@
-import { clusterAddress, clusterView, over, request, sameCluster, serverActions, serverBase } from "./panel.js";
+import { clusterAddress, clusterView, inboxAddress, over, request, sameCluster, serverActions, serverBase } from "./panel.js";
 
 // The widget of a notebook, as anywidget calls it. hpcgpu/widget/notebook_widget.py puts panel.js in the place of the import.
 //
 // Updates come from a thread of the kernel. Requests of the user go to the extension of the Jupyter server if it knows
-// this cluster, because it also answers while a cell runs and after the kernel has ended; else to the kernel.
+// this cluster, because it also answers while a cell runs and after the kernel has ended; else to the kernel. The
+// extension passes them on to it, because a kernel that runs a cell takes none from JupyterLab.
 
 const SLOW = 3000; // milliseconds without an answer of the kernel, after which the user is told why
 const SILENT = 6000; // milliseconds without a new picture of the kernel, after which the server is asked
@@ -16,7 +17,7 @@ const IDLE = 2000; // milliseconds within which a kernel that runs no cell begin
 
 class Busy extends Error {}
 
-// `send` sends a message to the kernel; `answered` takes those that come from it.
+// `send` sends a message to the kernel, and fails if that has ended; `answered` takes those that come from it.
 function kernelActions(send) {
   const open = new Map();
   let last = 0;
@@ -37,13 +38,10 @@ function kernelActions(send) {
     new Promise((resolve, reject) => {
       const id = `${mine}-${(last += 1)}`;
       open.set(id, { resolve, reject, begun: false });
-      try {
-        send({ id, do: what, body });
-      } catch (error) {
+      send({ id, do: what, body }).catch((error) => {
         open.delete(id);
         reject(urgent ? new Busy() : new Error(`The kernel has ended: ${error.message}`));
-        return;
-      }
+      });
       const busyNote = "The kernel is busy. It handles this request when the cell has ended.";
       const waits = () => open.has(id) && !open.get(id).begun;
       if (urgent) setTimeout(() => waits() && reject(new Busy()), IDLE);
@@ -73,7 +71,15 @@ async function findServer(snapshot) {
 
 // Show a cluster in an element, until `end` is called. `move` shows the same view in another element.
 function follow(model, place) {
-  const { actions: kernel, answered } = kernelActions((message) => model.send(message));
+  const { actions: kernel, answered } = kernelActions(async (message) => {
+    const [base, inbox] = [serverBase(), model.get("inbox")];
+    try {
+      if (!base || !inbox) throw new Error("");
+      await request(inboxAddress(base, inbox), message);
+    } catch {
+      model.send(message);
+    }
+  });
   let server = null;
   let searches = 0;
   let lastPicture = 0; // when the kernel sent its last picture to this view
@@ -141,7 +147,7 @@ function follow(model, place) {
       if (lastPicture !== before || !lives() || (!gone && Date.now() - (lastPicture || 1000 * shown.time) < OLD)) return;
       view.still(!server && !lastPicture);
       const time = new Date(shown.time * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
-      view.note(`This view was last updated at ${time}. ${error.message || "The kernel sends no updates."}`);
+      view.note(`This view was last updated at ${time}. ${error.message || (!gone && model.get("problem")) || "The kernel sends no updates."}`);
     }
   };
   // One request at a time; what changed during one is asked for again.

@@ -739,6 +739,10 @@ export function clusterAddress(base, name) {
   return `${base.replace(/\/*$/, "/")}hpcgpu/api/clusters/${encodeURIComponent(name)}`;
 }
 
+export function inboxAddress(base, inbox) {
+  return `${base.replace(/\/*$/, "/")}hpcgpu/api/inboxes/${encodeURIComponent(inbox)}`;
+}
+
 // Whether a snapshot is of the cluster that was shown before, and not of a later one of its name.
 export function sameCluster(before, after) {
   const ids = before.jobs.map((job) => job.id ?? job).filter(Boolean);
