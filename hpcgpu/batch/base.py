@@ -121,6 +121,9 @@ class JobStatus:
         Exit code of the script, if the batch system reports it; 128 + N when signal N ended it.
     suspended : bool
         The batch system has stopped the processes of the running job, and may let them continue.
+    out_of_reach : bool
+        The batch system has lost contact with the node of the running job, and waits for it; the reason says since
+        when, and until when.
     forgotten : bool
         The batch system no longer has a record of the job: whether and how it ended is a guess.
     words : Reasons
@@ -138,6 +141,7 @@ class JobStatus:
     expected_start: float | None = None
     exit_code: int | None = None
     suspended: bool = False
+    out_of_reach: bool = False
     forgotten: bool = False
     words: Reasons = field(default=Reasons(), compare=False, repr=False)
 
@@ -149,6 +153,11 @@ class JobStatus:
             object.__setattr__(self, "end", None)
         for name in ("name", "reason", "node"):
             object.__setattr__(self, name, printable(getattr(self, name)))
+
+    @property
+    def halted(self) -> bool:
+        """Whether the queue knows why the running job may do nothing."""
+        return self.suspended or self.out_of_reach
 
 
 @dataclass(frozen=True, kw_only=True)

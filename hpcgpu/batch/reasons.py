@@ -25,6 +25,7 @@ NOT_FROM_HERE = (
 )
 
 _SUSPENDED = "the batch system has suspended it: nothing in it runs until the batch system resumes it"
+_OUT_OF_REACH = "the batch system has lost contact with its node"
 _ENDS = {
     JobState.COMPLETED: "it ended by itself",
     JobState.CANCELLED: "a user or the batch system cancelled it",
@@ -86,6 +87,10 @@ def explain(status: JobStatus, *, kind: str = "worker") -> str:
         sentence = _pending(status)[1]
     elif status.suspended:
         sentence = _SUSPENDED
+    elif status.out_of_reach:
+        sentence = _OUT_OF_REACH
+        if kind == "scheduler":
+            sentence += ": wait until the node is back, or stop the cluster and start it again"
     else:
         sentence = _ENDS.get(status.state, "")
         if status.state is JobState.FAILED:

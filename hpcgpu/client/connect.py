@@ -279,7 +279,8 @@ def wait_for_contact(directory: ClusterDirectory, *, timeout: float | None = Non
 
 
 def _words(status: JobStatus | None, contact: Contact | None = None) -> str:
-    if contact is not None and (status is None or status.state is JobState.RUNNING):
+    runs = status is not None and status.state is JobState.RUNNING and not status.halted
+    if contact is not None and (status is None or runs):
         return (
             f"it listens on {contact.client}, which does not answer {socket.gethostname()}. Its process may be stopped "
             "or stuck. If this machine does not reach that network, set client_interface to one that it reaches, or "
@@ -287,6 +288,6 @@ def _words(status: JobStatus | None, contact: Contact | None = None) -> str:
         )
     if status is None:
         return "the queue says nothing about its job"
-    if status.state is JobState.RUNNING:
+    if runs:
         return f"scheduler job {status.job_id} runs on {status.node or 'its node'}"
     return f"scheduler job {status.job_id} {status.state.value}: {explain(status, kind='scheduler')}"

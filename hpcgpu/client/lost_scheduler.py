@@ -18,6 +18,7 @@ from distributed import Client
 from distributed.client import FutureCancelledError
 from distributed.comm import CommClosedError
 
+from hpcgpu.batch.base import JobStatus
 from hpcgpu.batch.reasons import explain
 from hpcgpu.client import held_futures
 from hpcgpu.client.held_futures import HeldFutures
@@ -34,8 +35,8 @@ from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.present_scheduler import waits_to_follow
 
-#: Seconds that the answer may take: the queue reports the end of a job with a delay.
-_TIMEOUT = 25.0
+#: Seconds that the answer may take, and those of them in which the queue may report the end of a job with a delay.
+_TIMEOUT, END_REPORTED = 25.0, 20.0
 _GONE = "the scheduler is gone"
 #: What follows if the scheduler is restarted.
 RESTARTED = (
@@ -73,6 +74,12 @@ followed: dict[str, Path] = {}
 def loss(cluster: str, job: str, consequence: str = "") -> str:
     """Return the sentence that the scheduler of a cluster is lost; `job` says how its job ended."""
     return f"the scheduler of cluster {cluster} is gone{consequence}: {job}"
+
+
+def no_answer(cluster: str, status: JobStatus) -> str:
+    """Return the sentence that the scheduler of a cluster does not answer, and why its job may do nothing."""
+    words = explain(status, kind="scheduler")
+    return f"the scheduler of cluster {cluster} does not answer: scheduler job {status.job_id} runs, but {words}"
 
 
 def follow(address: str, next_address: Callable[[], Awaitable[str]]) -> None:
@@ -358,13 +365,16 @@ async def _reason(address: str) -> str:
 
 
 async def end_in_queue(directory: ClusterDirectory, job_id: str) -> str:
-    """Wait until the queue reports the end of a scheduler job, and return a sentence about it; empty if it does not."""
+    """Wait until the queue reports the end of a scheduler job, and return a sentence about it.
+
+    If it reports no end in time, the sentence says why the job may do nothing; it is empty if the queue knows nothing.
+    """
     return await in_thread(_end_in_queue, directory, job_id)
 
 
 def _end_in_queue(directory: ClusterDirectory, job_id: str) -> str:
-    """Return a sentence about the end of a scheduler job, as the queue reports it."""
-    name, until = directory.path.name, time.monotonic() + _TIMEOUT - 5
+    name, until = directory.path.name, time.monotonic() + END_REPORTED
+    status: JobStatus | None = None
     try:
         batch = batch_of(directory)
         queue = SchedulerWatch(directory, batch, job_id=job_id)
@@ -380,6 +390,8 @@ def _end_in_queue(directory: ClusterDirectory, job_id: str) -> str:
             time.sleep(0.5)
         if why or directory.closing:
             return directory.how_it_ended()
+        if status is not None and status.halted:
+            return no_answer(name, status)
     except (BatchError, OSError, ValueError):  # the directory was removed, or the queue does not answer
         pass
     return ""

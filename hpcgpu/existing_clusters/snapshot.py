@@ -430,7 +430,7 @@ def _info(  # noqa: PLR0913  # what is known of one job, from four places
         if now - submit.time > GRACE:
             reason += f": it has ended, or {DROPPED}"
     else:
-        quiet = status.state is JobState.RUNNING and not status.suspended
+        quiet = status.state is JobState.RUNNING and not status.halted
         state, reason = status.state, "" if quiet else explain(status, kind=submit.kind)
     began, ends = (status.start, status.end) if status is not None else (None, None)
     return JobInfo(

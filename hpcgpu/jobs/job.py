@@ -288,7 +288,7 @@ class Job:
                 reason = "it is not known yet whether the queue has it"
         elif state is JobState.PENDING and (self.view is None or not self.view.polled):
             reason = "the queue has not reported it yet"
-        elif state is JobState.RUNNING and not status.suspended:
+        elif state is JobState.RUNNING and not status.halted:
             held = isinstance(self.phase, Draining) and self.phase.held
             reason = HELD if held else self.shortage(now=now) or self.idleness(now=now)
         elif cancel_of_ours(state, decided=self._cancelled_by_us):

@@ -37,11 +37,15 @@ async def _why_lost(
 ) -> str:
     """Wait until it is known why a scheduler is lost; empty if this program closed the cluster while that one lived.
 
+    If the queue reports no end in time, it may know why the job does nothing.
     What this program has left, it may have forgotten too: then the queue and the journal answer.
     """
+    began = time.monotonic()
     while (state := of()) is not None and not (state.phase.closing or state.phase.left):
         if why := state.phase.lost or state.lost_schedulers.get(address):
             return why.partition("\n")[0]
+        if time.monotonic() - began > lost_scheduler.END_REPORTED and (halted := state.halted_scheduler) is not None:
+            return lost_scheduler.no_answer(state.name, halted.queue_status)
         del state
         await asyncio.sleep(0.1)
     if state is None or state.phase.left:

@@ -177,6 +177,12 @@ class ClusterState:
         """Whether the scheduler reports its workers when they come and go."""
         return self.client is not None and self.client.listening
 
+    @property
+    def halted_scheduler(self) -> Job | None:
+        """The scheduler job, if it runs and the queue knows why it may do nothing."""
+        jobs = self.scheduler.entries if self.scheduler is not None else []
+        return next((job for job in jobs if job.queue_status.halted), None)
+
     async def poll(self, job_ids: Collection[str] | None = None) -> None:
         """Query the queue once for these jobs, and move each to the phase that the answer proves.
 

@@ -172,8 +172,8 @@ class Reconciler:
             self._silence_reported = True
             logs = "".join(f" Log: {job.log}" for job in state.scheduler.entries)
             who = f"the scheduler at {state.client.address}"
-            suspended = [job.queue_status for job in state.scheduler.entries if job.queue_status.suspended]
-            why = f": {explain(suspended[0])}" if suspended else ", though its job runs"
+            halted = state.halted_scheduler
+            why = f": {explain(halted.queue_status, kind=halted.kind)}" if halted else ", though its job runs"
             state.messages.warn(f"{who} has not answered for {SILENCE:g} s{why}; hpcgpu keeps trying.{logs}")
 
     # Observe: the queue

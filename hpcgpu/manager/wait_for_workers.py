@@ -172,9 +172,11 @@ def _why_not_there(state: ClusterState, missing: Collection[WorkerJob]) -> str:
     if state.phase.restarting and state.scheduler is not None:
         return f"the next scheduler is not there yet: {what_jobs_wait_for(state, state.scheduler.entries)}"
     groups = state.registry.groups.values()
+    halted = [job for job in [state.halted_scheduler] if job is not None]
     kept_out = [group.reason for group in groups if group.short or not missing]
     failed = [f"the last failure: {group.failures.last}" for group in groups if group.failures.last]
-    return "; ".join([*([what_jobs_wait_for(state, missing)] if missing else []), *kept_out, *failed])
+    waiting = [what_jobs_wait_for(state, jobs) for jobs in (halted, missing) if jobs]
+    return "; ".join([*waiting, *kept_out, *failed])
 
 
 class _ByHand:

@@ -10,19 +10,22 @@ import re
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed.exceptions import WorkerStartTimeoutError
 from distributed.security import Security
 
 from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.client import lost_scheduler
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, SubmitLimited, SubmitRefused
 from hpcgpu.jobs.job_phases import Draining, Ended, Queued, Running
-from hpcgpu.manager import draining
+from hpcgpu.manager import answer_clients, draining
 from hpcgpu.manager import periodic_tasks as periodic_module
 from hpcgpu.manager import reconciler as reconciler_module
 from hpcgpu.manager.closing import Closing
@@ -409,6 +412,32 @@ async def test_the_end_of_the_scheduler_job_ends_the_cluster(site: Site) -> None
     for _ in range(2):
         with pytest.raises(ClusterError, match="is gone"):
             site.state.check()
+
+
+async def test_a_silent_scheduler_whose_node_the_batch_system_has_lost_is_told_with_the_reason(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.says("demo-scheduler", JobState.RUNNING, out_of_reach=True, reason="no contact since 14:00, waits until 14:40")
+    site.client.listening = False
+    site.loses("demo-0")
+    await site.polled()
+    for _ in range(100):
+        site.now += 1
+        site.reconciler.observe_answer(False)
+    words = "the batch system has lost contact with its node: wait until the node is back, or stop the cluster"
+    [told] = site.warned
+    assert f"has not answered for 60 s: {words}" in told and "[no contact since 14:00, waits until 14:40]" in told
+    scheduler = site.scheduler.info(now=site.now)
+    assert scheduler.state == "running" and scheduler.reason.startswith(words)
+    with pytest.raises(WorkerStartTimeoutError) as caught:
+        await wait_for_workers(site.state, None, 0.1, quiet=True)
+    assert words in caught.value.__notes__[0]
+    # and its clients, those of this program and others
+    monkeypatch.setattr(lost_scheduler, "END_REPORTED", 0.2)
+    monkeypatch.setattr(lost_scheduler, "batch_of", lambda directory: site.queue)
+    why = await answer_clients._why_lost(weakref.ref(site.state), site.directory, "tls://scheduler", "1")
+    assert why.startswith(f"the scheduler of cluster demo does not answer: scheduler job 1 runs, but {words}")
+    assert await lost_scheduler.end_in_queue(site.directory, "1") == why
 
 
 async def test_a_scheduler_that_is_silent_though_its_job_runs_is_told_once(site: Site) -> None:

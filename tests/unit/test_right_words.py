@@ -66,6 +66,9 @@ def test_a_file_that_cannot_be_read_is_not_a_scheduler_that_does_not_answer(tmp_
 def test_who_connects_to_a_scheduler_that_hangs_is_told_so() -> None:
     contact = Contact(token="t", job_id="7", workers="tls://n1:1", client="tls://n1:1")
     assert "may be stopped or stuck" in connect._words(None, contact)
+    lost = JobStatus(job_id="7", state=JobState.RUNNING, out_of_reach=True, reason="no contact since 14:00")
+    words = "scheduler job 7 running: the batch system has lost contact with its node"
+    assert connect._words(lost, contact).startswith(words) and "[no contact since 14:00]" in connect._words(lost)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,15 @@ def test_a_process_that_is_connected_proves_that_its_job_runs(
     assert job.state == state and (job.reason == "") is (state == "running")
 
 
+def test_a_running_job_has_a_reason_only_if_it_may_do_nothing() -> None:
+    submit = Submit(kind="scheduler", name="demo-scheduler", time=0.0, job_id="7")
+    usual = JobStatus(job_id="7", state=JobState.RUNNING, name=submit.name, reason="Job run at Sat")
+    lost = replace(usual, out_of_reach=True, reason="no contact since 14:00")
+    shown = [snapshot._info(submit, "7", known, 0, False, Path("log"), now=100.0) for known in (usual, lost)]
+    assert [job.state for job in shown] == ["running", "running"] and shown[0].reason == ""
+    assert shown[1].reason.startswith("the batch system has lost contact with its node: wait until the node is back")
+
+
 def test_a_job_that_the_queue_does_not_know_a_minute_after_its_submit_may_have_been_dropped() -> None:
     submit = Submit(kind="worker", name="demo-0", time=0.0, job_id="7")
     early, late = (snapshot._info(submit, "7", None, 0, True, Path("log"), now=now) for now in (10.0, 100.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ ATTRIBUTES = (
     "ClusterId,JobStatus,JobBatchName,HpcgpuScript,NumShadowStarts,LastRejMatchReason,HoldReason,HoldReasonCode,LastHoldReason,"
     "LastHoldReasonCode,RemoveReason,VacateReason,RemoteHost,LastRemoteHost,JobCurrentStartDate,AllowedJobDuration,"
     "AllowedExecuteDuration,MaxRuntime,CompletionDate,EnteredCurrentStatus,ExitCode,ExitBySignal,ExitSignal,"
-    "RequestCpus,RequestMemory,RequestGPUs"
+    "RequestCpus,RequestMemory,RequestGPUs,JobDisconnectedDate,JobLeaseDuration"
 )
 #: Of JobStatus. A job that is held or idle after it ran has ended: it does not start again.
 _STATES = {
@@ -55,7 +56,8 @@ def _status(job: Mapping[str, Any], over: bool) -> JobStatus:
         end = _number(job.get("CompletionDate")) or _number(job.get("EnteredCurrentStatus"))
     else:
         state = _STATES.get(status, JobState.UNKNOWN) if isinstance(status, int) else JobState.UNKNOWN
-        reason = hold(job) or str(job.get("LastRejMatchReason", "")).strip() if state is JobState.PENDING else ""
+        waits = hold(job) or str(job.get("LastRejMatchReason", "")).strip()
+        reason = waits if state is JobState.PENDING else _no_contact(job)
         end = _walltime_over(job)
     host = str(job.get("RemoteHost") or job.get("LastRemoteHost") or "")
     return JobStatus(
@@ -68,8 +70,22 @@ def _status(job: Mapping[str, Any], over: bool) -> JobStatus:
         end=end,
         exit_code=exit_code(job) if status == 4 else None,
         suspended=status == 7,
+        out_of_reach=state is JobState.RUNNING and bool(reason),
         words=REASONS,
     )
+
+
+def _no_contact(job: Mapping[str, Any]) -> str:
+    """Return since when a job's machine has been silent, and until when HTCondor waits for it; empty if it answers."""
+    if (since := _number(job.get("JobDisconnectedDate"))) is None:
+        return ""
+    lease = _number(job.get("JobLeaseDuration"))
+    until = f"; HTCondor waits for it until {_moment(since + lease)} (job_lease_duration)" if lease else ""
+    return f"no contact with its machine since {_moment(since)}{until}"
+
+
+def _moment(seconds: float) -> str:
+    return time.strftime("%F %T", time.localtime(seconds))
 
 
 def _walltime_over(job: Mapping[str, Any]) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,31 @@ def test_the_states_of_jobs_in_condor_q_are_read() -> None:
     running = jobs["8"]
     assert running.start is not None and running.end == running.start + 3600
     assert (running.node, running.name) == ("vm.bed", "demo-1")
+
+
+def test_a_job_without_contact_to_its_machine_says_since_when_and_until_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    ad = {  # recorded when the machine was switched off
+        "ClusterId": 1,
+        "JobDisconnectedDate": 1795875373,
+        "JobLeaseDuration": 2400,
+        "JobStatus": 2,
+        "NumShadowStarts": 1,
+        "RemoteHost": "slot1_1@small.bed",
+    }
+    since = "no contact with its machine since 2026-11-28 14:16:13"
+    until = "; HTCondor waits for it until 2026-11-28 14:56:13 (job_lease_duration)"
+    [job] = statuses([ad]).values()
+    assert (job.state, job.out_of_reach, job.reason) == (JobState.RUNNING, True, since + until)
+    assert explain(job) == f"the batch system has lost contact with its node [{since}{until}]"
+    assert "wait until the node is back, or stop the cluster" in explain(job, kind="scheduler")
+    [removed] = statuses([ad | {"JobStatus": 3}]).values()
+    assert removed.state is JobState.COMPLETING and until in explain(removed) and not removed.out_of_reach
+    assert statuses([ad | {"JobLeaseDuration": "/Expr(x)/"}])["1"].reason == since
+    [back] = statuses([ad | {"JobDisconnectedDate": None}]).values()
+    assert (back.out_of_reach, back.reason) == (False, "")
+    assert statuses([ad | {"JobStatus": 1}])["1"].state.ended, "HTCondor has given it up"
 
 
 def test_the_history_says_how_jobs_ended() -> None:

@@ -1,7 +1,8 @@
-"""A pool of two machines: GPUs of two kinds, and a machine that is switched off while a cluster works."""
+"""A pool of two machines: GPUs of two kinds, and machines that are switched off while a cluster works."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -86,3 +87,36 @@ with HTCondorGPUCluster(**SMALL | spread, scheduler=elsewhere, jobs=2) as cluste
 """)
     assert done.stdout.split() == ["1", "4950", "3"], done.stderr
     assert "small.bed: lost 1 of 1 worker" in done.stderr and "another job replaces it" in done.stderr
+
+
+def test_a_scheduler_whose_machine_is_switched_off_says_until_when_htcondor_waits(
+    program: Program, bed: HTCondorBed, small: str
+) -> None:
+    """By default this is 40 minutes. HTCondor keeps the job as running."""
+    done = program(f"""
+pinned = {{"requirements": 'Machine != "{small}"', "scheduler": {{"requirements": 'Machine == "{small}"'}}}}
+with HTCondorGPUCluster(name="demo", **SMALL | pinned, jobs=1) as cluster:
+    cluster.wait_for_workers(1, timeout=120)
+    client = cluster.get_client()
+    future = client.submit(__import__("time").sleep, 1000)
+    bed("switch-off", {str(bed.directory)!r}, "small")
+    while not (reason := next(job.reason for job in cluster.jobs if job.kind == "scheduler")):
+        __import__("time").sleep(0.1)
+    print("table:", reason)
+    for what in (lambda: future.result(timeout=200), lambda: cluster.wait_for_workers(1, timeout=1)):
+        try:
+            what()
+        except Exception as error:
+            print("error:", type(error).__name__, error, *getattr(error, "__notes__", []))
+    for command in (["-m", "hpcgpu", "status", "demo"], ["-c", "import hpcgpu; hpcgpu.connect('demo', timeout=1)"]):
+        answer = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+        print("command:", answer.stdout, answer.stderr)
+""")
+    words = "the batch system has lost contact with its node: wait until the node is back, or stop the cluster"
+    until = r"\[no contact with its machine since [-0-9]+ [0-9:]+; HTCondor waits for it until [-0-9]+ [0-9:]+ \(job_l"
+    shown = re.split("(?:table|error|command): ", " ".join(done.stdout.split()))[1:]
+    assert len(shown) == 5 and all(words in part and re.search(until, part) for part in shown), (
+        done.stdout + done.stderr
+    )
+    assert "the scheduler of cluster demo does not answer: scheduler job" in shown[1]
+    assert "WorkerStartTimeoutError" in shown[2]
