@@ -97,3 +97,13 @@ def test_a_command_of_the_description_can_be_left_out(cli: Run, tmp_path: Path) 
 def test_the_types_of_htcondor_s_options_are_up_to_date(run: Run) -> None:
     made = run("-m", "hpcgpu.configuration.signatures", "htcondor")
     assert made.stdout == (PLUGIN / "hpcgpu_htcondor" / "typed.py").read_text(), made.stderr
+
+
+def test_its_page_lists_its_options_and_shows_its_script(run: Run, tmp_path: Path) -> None:
+    trees = str(tmp_path / "trees")
+    done = run("-m", "sphinx", "-nWq", "-b", "text", "-d", trees, str(PLUGIN / "docs"), str(tmp_path / "pages"))
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "pages" / "index.txt").read_text()
+    for option in ("requirements", "gpus_minimum_capability", "gpus_minimum_memory", "concurrency_limits"):
+        assert f'"{option}"' in page
+    assert '"walltime_command"' in page and "#HTCONDOR request_gpus = 2" in page
