@@ -26,6 +26,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "slurm")]
 
 import bed  # noqa: E402
 
+from tests.site.site_bed import NAME  # noqa: E402
+
 RECORDED = ROOT / "tests" / "recorded"
 SQUEUE = ["squeue", "--noheader", "--format=%i|%T|%N|%S|%e|%j|%r", "--jobs={}", "--states=all"]
 SACCT = ["sacct", "-X", "-n", "-P", "-o", "JobIDRaw,State,ExitCode,NodeList,Start,End,JobName", "-j", "{}"]
@@ -104,9 +106,7 @@ class Hosts(Place):
     longest = "1-00:00:00"
 
     def run(self, *argv: str, stdin: str = "", root: bool = False) -> Done:
-        who = (
-            ["--user=root", "hpcgpu-site-ctl"] if root else ["--user=ada", "--workdir=/home/ada", "hpcgpu-site-login1"]
-        )
+        who = ["--user=root", f"{NAME}-ctl"] if root else ["--user=ada", "--workdir=/home/ada", f"{NAME}-login1"]
         done = subprocess.run(["docker", "exec", "-i", *who, *argv], input=stdin, capture_output=True, text=True)
         return Done(done.returncode, done.stdout, done.stderr)
 
@@ -639,7 +639,7 @@ def main() -> None:
             with bed.started(Path(directory) / "slurm", bed.FAST) as slurm:
                 record(OneMachine(slurm), EVERYWHERE | ONE_MACHINE, wanted)
     elif where == "site":
-        with open(Path(tempfile.gettempdir()) / "hpcgpu-site.lock", "a") as lock:  # as tests/site/conftest.py does
+        with open(Path(tempfile.gettempdir()) / f"{NAME}.lock", "a") as lock:  # as tests/site/conftest.py does
             fcntl.flock(lock, fcntl.LOCK_EX)
             record(Hosts(), EVERYWHERE | SITE, wanted)
     else:
