@@ -20,21 +20,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TESTS = Path(__file__).parent
-PAGE = TESTS.parent / "docs" / "tested.md"
-BY_HAND = TESTS / "by_hand.toml"
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "tested.md"
+BY_HAND = ROOT / "tests" / "by_hand.toml"
 #: The columns, and their headings.
 PLACES = {
     "slurm-22.05": "Slurm 22.05, one machine",
     "slurm-24.11": "Slurm 24.11, one machine",
     "site-24.11": "Slurm 24.11, hosts in containers",
     "site-22.05": "Slurm 22.05, hosts in containers",
+    "site-26.05": "Slurm 26.05, hosts in containers",
     "pbs": "PBS, imitated",
     "openpbs": "OpenPBS 23.06.06, hosts as namespaces",
+    "gridengine": "Grid Engine 8.1.9",
+    "htcondor": "HTCondor 23.9.6",
     "local": "embedded queue",
 }
 #: Where the tests of a folder run in CI.
-FOLDERS = {"slurm": "slurm-22.05", "site": "site-24.11", "local": "local", "browser": "local", "ssh": "local"}
+FOLDERS = {
+    "tests/slurm": "slurm-22.05",
+    "tests/site": "site-24.11",
+    "tests/local": "local",
+    "tests/browser": "local",
+    "tests/ssh": "local",
+    "plugins/gridengine/tests": "gridengine",
+    "plugins/htcondor/tests": "htcondor",
+}
 BEGIN, END = "<!-- by tests/ran.py -->", "<!-- end -->"
 
 
@@ -75,10 +86,10 @@ def of(path: Path) -> Iterator[Shown]:
                 found.pop("by_hand", None)
             own |= found
         if "shows" in own:
-            place = FOLDERS[path.parent.name]
+            place = FOLDERS[str(path.parent.relative_to(ROOT))]
             if place == "local" and "pbs" in {argument.arg for argument in node.args.args}:
                 place = "pbs"
-            name = f"{path.relative_to(TESTS.parent)}::{node.name}"
+            name = f"{path.relative_to(ROOT)}::{node.name}"
             yield Shown(own["shows"][0], place, "by_hand" not in own, name)
             if "on_site" in own:
                 yield Shown(own["shows"][0], "site-24.11", True, name)
@@ -86,8 +97,14 @@ def of(path: Path) -> Iterator[Shown]:
 
 def every() -> list[Shown]:
     """The tests of all folders that say what they show."""
-    paths = sorted(path for folder in FOLDERS for path in (TESTS / folder).glob("test_*.py"))
+    paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("test_*.py"))
     return [shown for path in paths for shown in of(path)]
+
+
+def _ran(shown: Shown, run: dict[str, Any]) -> bool:
+    """Whether a run by hand had this test."""
+    as_in = run.get("as_in")
+    return shown.test.startswith(run["tests"]) and (as_in is None or (shown.in_ci and shown.place == as_in))
 
 
 def cells() -> dict[str, dict[str, set[str]]]:
@@ -100,9 +117,7 @@ def cells() -> dict[str, dict[str, set[str]]]:
             rows[shown.row][shown.place].add("CI")
     for run in tomllib.loads(BY_HAND.read_text()).get("run", []):
         words = f"{run.get('outcome', 'by hand')}, {run['date']}"
-        found = (
-            [shown.row for shown in tests if shown.test.startswith(run["tests"])] if "tests" in run else [run["row"]]
-        )
+        found = [run["row"]] if "row" in run else [shown.row for shown in tests if _ran(shown, run)]
         if not found:
             raise SystemExit(f"{BY_HAND.name}: no test is called {run['tests']}")
         for row in found:

@@ -15,6 +15,8 @@ from hpcgpu.batch.base import After, JobState, JobStatus, Outlook
 from hpcgpu.batch.reasons import explain, outlook
 from hpcgpu.errors import BatchUnavailable, SubmitLimited, SubmitRefused
 
+pytestmark = pytest.mark.shows("The client of a batch system: one job at a time, its states, reasons and limits")
+
 Submit = Callable[..., str]
 #: Runs until somebody ends it.
 FOREVER = "exec sleep 1000"
@@ -74,6 +76,7 @@ def test_a_job_knows_itself(submit: Submit, tmp_path: Path) -> None:
     assert GridEngine().own_job(os.environ) is None
 
 
+@pytest.mark.shows("A job that reaches its walltime")
 def test_a_job_that_reaches_its_walltime_says_so(submit: Submit) -> None:
     job_id = submit(FOREVER, "-l h_rt=0:0:3")
     running = runs(job_id)

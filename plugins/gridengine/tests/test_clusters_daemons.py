@@ -17,6 +17,8 @@ from gridengine_bed import GridEngineBed, wait_for
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "gpu_stub"))
 import build
 
+pytestmark = pytest.mark.shows("Clusters: start, compute, stop; what is refused; signals")
+
 SMALL = "--gpus-per-node 0 --cores 1 --scheduler gpus-per-node=0 --protocol tcp --poll-interval 0.5 --walltime 10m"
 
 
@@ -149,6 +151,7 @@ with SGEGPUCluster(**short, jobs=1) as cluster:
     assert done.stdout.split() == ["4950"], done.stderr
 
 
+@pytest.mark.shows("The command line; a cluster that another program takes over")
 def test_the_command_line_starts_lists_shows_reports_and_stops(stopped: None, cli: Run, bed: GridEngineBed) -> None:
     started = cli("start", "demo", "--system", "gridengine", "--jobs", "1", *SMALL.split())
     assert started.returncode == 0, started.stderr
@@ -163,6 +166,7 @@ def test_the_command_line_starts_lists_shows_reports_and_stops(stopped: None, cl
     wait_for(lambda: not bed.jobs(), "no job is left")
 
 
+@pytest.mark.shows("`hpcgpu check`")
 def test_check_and_profiles_ask_it_for_its_queues(bed: GridEngineBed, cli: Run) -> None:
     said = cli("check", "--system", "gridengine", "--queue", "gpu.q", "--gpus-per-node", "4").stdout
     assert "gridengine: SGE 8.1.9" in said and "gpu.q: 4 x GPU per node" in said
@@ -174,6 +178,7 @@ def test_a_machine_that_has_it_uses_it(bed: GridEngineBed, cli: Run) -> None:
     assert "gridengine: SGE 8.1.9" in cli("check").stdout
 
 
+@pytest.mark.shows("Scripts that stand alone")
 def test_rendered_scripts_launch_and_stop(bed: GridEngineBed, cli: Run, tmp_path: Path) -> None:
     place = tmp_path / "alone"
     options = [word for word in SMALL.split() if word not in ("--poll-interval", "0.5")]
@@ -186,6 +191,7 @@ def test_rendered_scripts_launch_and_stop(bed: GridEngineBed, cli: Run, tmp_path
     wait_for(lambda: not bed.jobs(), "no job is left")
 
 
+@pytest.mark.shows("The command line; a cluster that another program takes over")
 def test_a_cluster_adapts_and_another_program_takes_it_over(program: Run, bed: GridEngineBed) -> None:
     done = program("""
 first = SGEGPUCluster(**SMALL, name="kept", jobs=1, shutdown_on_close=False)

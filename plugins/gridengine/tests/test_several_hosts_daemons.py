@@ -11,6 +11,8 @@ from conftest import Run, started
 from gridengine_bed import wait_for
 from gridengine_hosts import GridEngineHosts, why_no_hosts
 
+pytestmark = pytest.mark.shows("Worker jobs of several nodes")
+
 
 @pytest.fixture(scope="module")
 def _bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GridEngineHosts]:
@@ -59,6 +61,7 @@ with SGEGPUCluster(**several, jobs=1) as cluster:
     assert done.stdout.split() == ["node1", "node2"], done.stderr
 
 
+@pytest.mark.shows("A compute node that is switched off")
 def test_a_lost_host_s_workers_are_replaced_on_another(program: Run, bed: GridEngineHosts) -> None:
     asked = bed.directory / "lose"
 
@@ -71,6 +74,7 @@ def test_a_lost_host_s_workers_are_replaced_on_another(program: Run, bed: GridEn
     done = program(
         """
 from pathlib import Path
+
 with SGEGPUCluster(**SMALL | {"quiet": False}, jobs=1) as cluster:
     cluster.wait_for_workers(1, timeout=120)
     with cluster.get_client() as client:

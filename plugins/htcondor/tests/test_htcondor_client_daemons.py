@@ -18,6 +18,8 @@ from hpcgpu.batch.base import After, JobState, JobStatus, Outlook
 from hpcgpu.batch.reasons import explain, outlook
 from hpcgpu.errors import BatchUnavailable, SubmitLimited, SubmitRefused
 
+pytestmark = pytest.mark.shows("The client of a batch system: one job at a time, its states, reasons and limits")
+
 Submit = Callable[..., str]
 #: Runs until somebody ends it.
 FOREVER = "exec sleep 1000"
@@ -99,6 +101,7 @@ def test_a_job_of_htcondor_knows_itself(submit: Submit, tmp_path: Path) -> None:
     assert HTCondor().own_job(os.environ) is None and "error" in text
 
 
+@pytest.mark.shows("A job that reaches its walltime")
 def test_a_job_of_htcondor_that_reaches_its_walltime_says_so(submit: Submit) -> None:
     job_id = submit(FOREVER, "allowed_job_duration = 3")
     running = runs(job_id)

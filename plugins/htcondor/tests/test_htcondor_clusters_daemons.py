@@ -15,6 +15,8 @@ from htcondor_bed import HTCondorBed, Run, wait_for
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "gpu_stub"))
 import build
 
+pytestmark = pytest.mark.shows("Clusters: start, compute, stop; what is refused; signals")
+
 HEAD = """
 import subprocess, sys
 from hpcgpu_htcondor import HTCondorGPUCluster
@@ -148,6 +150,7 @@ with HTCondorGPUCluster(**short, jobs=1) as cluster:
     assert done.stdout.split() == ["4950"], done.stderr
 
 
+@pytest.mark.shows("The command line; a cluster that another program takes over")
 def test_the_command_line_starts_lists_shows_reports_and_stops(stopped: None, cli: Run, bed: HTCondorBed) -> None:
     started = cli("start", "demo", "--system", "htcondor", "--jobs", "1", *SMALL.split())
     assert started.returncode == 0, started.stderr
@@ -162,6 +165,7 @@ def test_the_command_line_starts_lists_shows_reports_and_stops(stopped: None, cl
     wait_for(lambda: not bed.jobs(), "no job is left")
 
 
+@pytest.mark.shows("`hpcgpu check`")
 def test_check_and_profiles_ask_it_for_its_queues(bed: HTCondorBed, cli: Run) -> None:
     said = cli("check", "--system", "htcondor", "--gpus-per-node", "4").stdout
     assert "htcondor: HTCondor 23.9.6" in said and "4 x" in said
@@ -173,6 +177,7 @@ def test_a_machine_that_has_it_uses_it(bed: HTCondorBed, cli: Run) -> None:
     assert "htcondor: HTCondor 23.9.6" in cli("check").stdout
 
 
+@pytest.mark.shows("Scripts that stand alone")
 def test_rendered_scripts_launch_and_stop(bed: HTCondorBed, cli: Run, tmp_path: Path) -> None:
     place = tmp_path / "alone"
     options = [word for word in SMALL.split() if word not in ("--poll-interval", "0.5")]
@@ -185,6 +190,7 @@ def test_rendered_scripts_launch_and_stop(bed: HTCondorBed, cli: Run, tmp_path: 
     wait_for(lambda: not bed.jobs(), "no job is left")
 
 
+@pytest.mark.shows("The command line; a cluster that another program takes over")
 def test_a_cluster_adapts_and_another_program_takes_it_over(program: Run, bed: HTCondorBed) -> None:
     done = program("""
 first = HTCondorGPUCluster(**SMALL, name="kept", jobs=1, shutdown_on_close=False)

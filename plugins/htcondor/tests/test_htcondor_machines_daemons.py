@@ -15,6 +15,8 @@ from htcondor_bed import HTCondorBed, Run
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "gpu_stub"))
 import build
 
+pytestmark = pytest.mark.shows("A compute node that is switched off")
+
 Program = Callable[[str], "subprocess.CompletedProcess[str]"]
 HEAD = f"""
 import subprocess, sys
