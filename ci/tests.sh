@@ -9,14 +9,15 @@ export PYTHONDONTWRITEBYTECODE=  # else each process that a test starts compiles
 
 # Files that take a minute and more, the longest first.
 long=(
+    ssh/test_suspended_laptops ssh/test_notebook_by_ssh
     local/test_restarted_scheduler local/test_scheduler_before_walltime local/test_in_containers local/test_adaptive browser/test_notebook
     local/test_calls local/test_cluster local/test_pbs_cluster local/test_outlive browser/test_dashboard_frame local/test_cli
     local/test_replay local/test_listeners local/test_jupyter_server local/test_kernels local/test_safety local/test_lost_workers
     local/test_authenticated local/test_pbs_scaling browser/test_stored local/test_wanted_data local/test_notify local/test_hold
     local/test_worker_start local/test_checkpoints local/test_other_programs local/test_plugin local/test_published_datasets
     local/test_dask_cuda_benchmarks local/test_check browser/test_page local/test_libraries local/test_budget local/test_upload_package
-    local/test_local_queue ssh/test_suspended_laptops ssh/test_cluster_by_ssh ssh/test_broken_connections ssh/test_values_by_ssh
-    ssh/test_bad_cases ssh/test_sshd_bed ssh/test_windows_and_macos_laptops ssh/test_notebook_by_ssh
+    local/test_local_queue ssh/test_cluster_by_ssh ssh/test_broken_connections ssh/test_values_by_ssh
+    ssh/test_bad_cases ssh/test_sshd_bed ssh/test_windows_and_macos_laptops
 )
 
 test=".venv/bin/python -m pytest"
