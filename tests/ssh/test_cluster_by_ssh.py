@@ -193,6 +193,7 @@ def test_after_a_reboot_of_the_login_node_a_client_goes_on_with_new_work(node: L
 
 
 def test_the_command_line_shows_and_changes_a_cluster_of_a_login_node(node: LoginNode, tmp_path: Path) -> None:
+    assert "1 worker job" in run("plan", *OPTIONS, "--jobs", "1", "--walltime", "1h", "--host", "login1")
     (tmp_path / "site.yaml").write_text("gpus-per-node: 0\ncores: 1\nmemory: 1GB\n")
     started = run("start", "demo", "--system", "local", "--config", str(tmp_path / "site.yaml"), "--host", "login1")
     assert 'hpcgpu.connect("login1:demo")' in started
@@ -202,6 +203,7 @@ def test_the_command_line_shows_and_changes_a_cluster_of_a_login_node(node: Logi
     assert "demo-0" in run("scale", "demo", "--jobs", "1", "--host", "login1")
     assert "scales it from now on" in run("adapt", "demo", "--maximum-jobs", "1", "--host", "login1")
     assert "Scheduler at" in run("logs", "demo", "--host", "login1")
+    assert "/status?token=" in run("dashboard", "demo", "--host", "login1")
     run("report", "demo", "--host", "login1", "--html", str(tmp_path / "report.html"))
     assert "demo" in (tmp_path / "report.html").read_text()
     assert "no job is left" in run("stop", "demo", "--host=login1")
