@@ -32,8 +32,12 @@ def done_by_manager(directory: ClusterDirectory, command: Scale | Adapt) -> bool
     deadline = time.monotonic() + BEGINS
     while True:
         contact, manager = directory.contact(), directory.manager()
+        late = time.monotonic() > deadline
         if manager is None or manager.lives is False:
-            return False
+            if late or not _one_comes(directory, contact):
+                return False
+            time.sleep(0.5)
+            continue
         if contact is not None and directory.has_ended(contact.job_id):
             raise ClusterError(
                 f"cluster {directory.path.name} cannot be changed now: its scheduler has ended, and the next one is "
@@ -41,7 +45,6 @@ def done_by_manager(directory: ClusterDirectory, command: Scale | Adapt) -> bool
             )
         if contact is not None and _forwarded(directory, contact, command):
             return True
-        late = time.monotonic() > deadline
         if contact is not None and late and manager.lives is None:
             warn(
                 f"this program takes over cluster {directory.path.name} from {manager}: the scheduler has heard "
@@ -54,6 +57,14 @@ def done_by_manager(directory: ClusterDirectory, command: Scale | Adapt) -> bool
                 f"requests while it is connected to the scheduler. Try again later, or call {command} in that program"
             )
         time.sleep(0.5)  # the manager connects soon
+
+
+def _one_comes(directory: ClusterDirectory, contact: Contact | None) -> bool:
+    """Whether the scheduler job is about to start a manager, which would take the cluster back from this program."""
+    if contact is None or directory.has_ended(contact.job_id):
+        return False
+    wanted = directory.wanted()
+    return wanted.unattended and not wanted.closing
 
 
 def _forwarded(directory: ClusterDirectory, contact: Contact, command: Scale | Adapt) -> bool:

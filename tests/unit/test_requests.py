@@ -22,7 +22,7 @@ from hpcgpu.dask_scheduler.scheduler_extension import Extension, install
 from hpcgpu.errors import ClusterError, ClusterWarning
 from hpcgpu.orders import change_size, manager_in_scheduler_job, send_to_manager
 from hpcgpu.scaling.policy_data import Limits
-from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Scale, Wanted, apply
+from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Detach, Scale, Wanted, apply
 from hpcgpu.store import create_directory, saved_options
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
@@ -108,6 +108,28 @@ def test_a_manager_that_lives_keeps_its_cluster_though_it_takes_no_requests(
     else:
         with pytest.warns(ClusterWarning, match="takes over cluster demo .* cannot find out whether it still runs"):
             assert not send_to_manager.done_by_manager(directory, Scale("default", 2))
+
+
+def test_a_manager_that_the_scheduler_job_is_about_to_start_gets_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take the cluster back at once from a program that had taken it over meanwhile."""
+    directory = create_directory.claim(tmp_path / "demo", None)
+    directory.leave(directory.take_over("the first").number)
+    directory.publish(Contact(token=directory.token(), job_id="1", workers="tls://a:1", client="tls://a:1"))
+    directory.want(apply(apply(Wanted(), AddGroup("default", 1)), Detach(unattended=True)))
+
+    async def answered(*_: object) -> RequestAnswer:
+        return RequestAnswer(taken=True, error="")
+
+    monkeypatch.setattr(send_to_manager, "answer_of", answered)
+    comes = threading.Timer(0.2, directory.take_over, ["the next"], {"in_scheduler_job": True})
+    comes.start()
+    assert send_to_manager.done_by_manager(directory, Scale("default", 2))
+    comes.join()
+    directory.leave(2)
+    monkeypatch.setattr(send_to_manager, "BEGINS", 0.1)
+    assert not send_to_manager.done_by_manager(directory, Scale("default", 2)), "none comes"
 
 
 async def test_a_request_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:
