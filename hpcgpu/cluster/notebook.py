@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from distributed.core import Status
@@ -97,7 +98,8 @@ class _Control:
 
     def stop(self) -> None:
         """End the jobs, also if this program has left the cluster, or if `close` would leave the jobs."""
-        self._end(self._cluster.close, self._cluster._close)
+        if self._cluster.status in _ENDS or not _blocked(self._cluster.loop):
+            self._end(self._cluster.close, self._cluster._close)
         directory = self._cluster.directory
         if not self._cluster.same_directory:  # a later cluster has the name, so this cluster has ended
             return
@@ -115,6 +117,19 @@ class _Control:
 
     def log(self, job: str) -> str:
         return end_of(self._cluster.directory, job)
+
+
+def _blocked(loop: Any) -> bool:
+    """Whether a cell blocks this event loop: that of an asynchronous cluster is the kernel's."""
+
+    async def turn() -> None: ...
+
+    try:
+        with suppress(RuntimeError):  # it has ended
+            sync(loop, turn, callback_timeout=FIRST)
+    except TimeoutError:
+        return True
+    return False
 
 
 def _shell() -> Any:

@@ -45,9 +45,10 @@ def load(server: Any) -> None:
     ]
     inboxes: Path | None = None
     if hasattr(socket, "AF_UNIX"):  # not on Windows
-        inboxes = Path(tempfile.mkdtemp(prefix="hpcgpu-jupyter-"))
-        atexit.register(shutil.rmtree, inboxes, ignore_errors=True)
-        handlers.append((r"/api/inboxes/([0-9a-f]+)", Message, {"inboxes": inboxes}))
+        with contextlib.suppress(OSError):  # the disk is full, for example: all else works
+            inboxes = Path(tempfile.mkdtemp(prefix="hpcgpu-jupyter-"))
+            atexit.register(shutil.rmtree, inboxes, ignore_errors=True)
+            handlers.append((r"/api/inboxes/([0-9a-f]+)", Message, {"inboxes": inboxes}))
     here = url_path_join(base, "hpcgpu")
     routes = [(here + pattern, *rest) for pattern, *rest in handlers]
     routes += [

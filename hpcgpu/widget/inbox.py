@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 import socket
 import threading
@@ -45,13 +46,15 @@ class Inbox:
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(self._path))
         self._socket.listen()
+        # else a process that a cell forks would keep it open after the kernel, and nobody would answer
+        os.register_at_fork(after_in_child=self._socket.close)
         threading.Thread(target=self._listen, name="hpcgpu-inbox", daemon=True).start()
 
     def _listen(self) -> None:
         with self._socket, contextlib.suppress(OSError):
             while True:
                 connection, _ = self._socket.accept()
-                with connection, contextlib.suppress(OSError, ValueError):
+                with connection, contextlib.suppress(Exception):  # what is no message does not end the thread
                     connection.settimeout(_WITHIN)
                     with connection.makefile("rb") as stream:
                         self._take(json.loads(stream.read(_LARGEST)))

@@ -21,7 +21,7 @@ from tornado.httputil import HTTPHeaders
 from hpcgpu.client import jupyter_dashboard_link
 from hpcgpu.client.dashboard_forwarding import DashboardEndpoint, ssh_command
 from hpcgpu.client.jupyter_dashboard_link import dashboard_link, with_host
-from hpcgpu.jupyter import snapshots, start_from_form
+from hpcgpu.jupyter import extension, snapshots, start_from_form
 from hpcgpu.profiles import site_profiles
 from hpcgpu.widget.inbox import opened
 
@@ -68,13 +68,44 @@ def test_an_inbox_takes_messages_until_it_is_closed(monkeypatch: pytest.MonkeyPa
         inbox = opened(messages.put)
         assert inbox is not None
         path = Path(short, inbox.name)
-        assert _send(path, b"") == _send(path, b"{") == _send(path, b"\xff") == b"", "they are no messages"
+        for no_message in (b"", b"{", b"\xff", b"[" * 60_000):
+            assert _send(path, no_message) == b""
         assert _send(path, b'{"do": "stop"}') == b"taken"
         assert messages.get(timeout=150) == {"do": "stop"}
         inbox.close()
         with pytest.raises(FileNotFoundError):
             _send(path, b"{}")
     assert messages.empty()
+
+
+def test_a_process_that_a_kernel_has_forked_does_not_keep_its_inbox() -> None:
+    code = """if True:
+        import os, pathlib, sys
+        from hpcgpu.widget.inbox import Inbox
+        print(Inbox(pathlib.Path(sys.argv[1]), print).name, flush=True)
+        if os.fork() == 0:
+            print("forked", flush=True)
+            sys.stdin.read()
+        os._exit(0)
+    """
+    with tempfile.TemporaryDirectory() as short:
+        command = [sys.executable, "-c", code, short]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as kernel:
+            assert kernel.stdout is not None
+            name, forked = kernel.stdout.readline(), kernel.stdout.readline()
+            assert (forked, kernel.wait()) == ("forked\n", 0)
+            with pytest.raises(ConnectionRefusedError):
+                _send(Path(short, name.strip()), b"{}")
+
+
+def test_where_no_directory_can_be_made_the_extension_has_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCGPU_JUPYTER_SERVER", "")
+    monkeypatch.setattr(tempfile, "tempdir", "/missing")
+    routes = list[Any]()
+    application = SimpleNamespace(settings={"base_url": "/"}, add_handlers=lambda _, added: routes.extend(added))
+    extension.load(SimpleNamespace(web_app=application))
+    assert "/hpcgpu/api/clusters" in [address for address, *_ in routes]
+    assert jupyter_dashboard_link.inboxes() is None
 
 
 def test_without_a_directory_that_only_this_user_can_change_there_is_no_inbox(monkeypatch: pytest.MonkeyPatch) -> None:

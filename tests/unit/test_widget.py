@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import subprocess
@@ -13,6 +14,9 @@ from typing import Any
 
 import drawing
 import pytest
+from distributed.core import Status
+from distributed.utils import sync
+from tornado.ioloop import IOLoop
 
 from hpcgpu.cluster import notebook
 from hpcgpu.cluster.notebook import show, show_live, widget_of
@@ -254,13 +258,40 @@ def test_the_stop_button_of_an_ended_cluster_ends_no_later_cluster_of_its_name(m
     monkeypatch.setattr(notebook, "stop_all", stopped.append)
     directory = SimpleNamespace(closed=False)
     cluster: Any = SimpleNamespace(
-        asynchronous=False, close=lambda: None, _close=None, directory=directory, same_directory=False
+        asynchronous=False,
+        close=lambda: None,
+        _close=None,
+        directory=directory,
+        same_directory=False,
+        status=Status.closed,
     )
     notebook._Control(cluster).stop()
     assert stopped == []
     cluster.same_directory = True
     notebook._Control(cluster).stop()
     assert stopped == [directory]
+
+
+def test_the_stop_button_acts_while_a_cell_blocks_the_event_loop_of_an_asynchronous_cluster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopped = threading.Event()
+    monkeypatch.setattr(notebook, "FIRST", 0.1)
+    monkeypatch.setattr(notebook, "stop_all", lambda _: stopped.set())
+
+    async def cell() -> bool:
+        cluster: Any = SimpleNamespace(
+            asynchronous=False,  # as seen by another thread than that of its event loop
+            loop=IOLoop.current(),
+            status=Status.running,
+            directory=SimpleNamespace(closed=False),
+            same_directory=True,
+        )
+        cluster.close = cluster._close = lambda: sync(cluster.loop, asyncio.sleep, 0)
+        threading.Thread(target=notebook._Control(cluster).stop).start()
+        return stopped.wait(150)
+
+    assert asyncio.run(cell())
 
 
 def test_a_view_that_is_closed_stops_no_other_view(answers: tuple[Any, Control, list[Any]]) -> None:
