@@ -21,7 +21,7 @@ from tornado.httputil import HTTPHeaders
 from hpcgpu.client import jupyter_dashboard_link
 from hpcgpu.client.dashboard_forwarding import DashboardEndpoint, ssh_command
 from hpcgpu.client.jupyter_dashboard_link import dashboard_link, with_host
-from hpcgpu.jupyter import extension, snapshots, start_from_form
+from hpcgpu.jupyter import snapshots, start_from_form
 from hpcgpu.profiles import site_profiles
 from hpcgpu.widget.inbox import opened
 
@@ -99,6 +99,9 @@ def test_a_process_that_a_kernel_has_forked_does_not_keep_its_inbox() -> None:
 
 
 def test_where_no_directory_can_be_made_the_extension_has_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jupyter_server")
+    from hpcgpu.jupyter import extension
+
     monkeypatch.setenv("HPCGPU_JUPYTER_SERVER", "")
     monkeypatch.setattr(tempfile, "tempdir", "/missing")
     routes = list[Any]()
