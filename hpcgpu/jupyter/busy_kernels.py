@@ -13,6 +13,9 @@ from hpcgpu.jupyter.base_handler import Handler, answering
 from hpcgpu.posix.ownership import check
 from hpcgpu.posix.threads import in_thread
 
+#: Seconds in which a widget takes a message.
+_WITHIN = 10.0
+
 
 class Message(Handler):
     """A message of a page to a widget."""
@@ -27,16 +30,17 @@ class Message(Handler):
         Raises
         ------
         NoCluster
-            Nobody takes it: the kernel has ended.
+            Nobody takes it: the kernel has ended, or computes without letting another thread of it run.
         """
         content, taken = json.dumps(self.body()).encode(), b""
-        with contextlib.suppress(FileNotFoundError, ConnectionError):
+        with contextlib.suppress(FileNotFoundError, ConnectionError, TimeoutError):
             await in_thread(lambda: check(self.inboxes))
-            reader, writer = await asyncio.open_unix_connection(self.inboxes / name)
-            with contextlib.closing(writer):
-                writer.write(content)
-                writer.write_eof()
-                taken = await reader.read()
+            async with asyncio.timeout(_WITHIN):
+                reader, writer = await asyncio.open_unix_connection(self.inboxes / name)
+                with contextlib.closing(writer):
+                    writer.write(content)
+                    writer.write_eof()
+                    taken = await reader.read()
         if not taken:
-            raise NoCluster("the kernel has ended")
+            raise NoCluster("the kernel does not take it")
         return {}

@@ -77,6 +77,8 @@ class ClusterWidget(anywidget.AnyWidget):
         self.feed = Feed(source, over, self)
         self._control = control
         self._views = 0
+        #: A page sends a request a second time, by the other way, if it does not know whether the first one has come.
+        self._begun = set[str]()
         self.saved_picture: SavedPicture | None = None
         self.on_msg(self._received)
 
@@ -115,7 +117,8 @@ class ClusterWidget(anywidget.AnyWidget):
             self._views = max(0, self._views - 1)
             if not self._views:
                 self.feed.stop()
-        elif what in _REQUESTS:
+        elif what in _REQUESTS and content.get("id") not in self._begun:
+            self._begun.add(content.get("id"))
             self.send({"id": content.get("id"), "begun": True})
             threading.Thread(target=self._answer, args=(content,), name=f"hpcgpu-widget-{what}", daemon=True).start()
 

@@ -254,7 +254,10 @@ print(messages.get(timeout=150), oct(inbox._path.parent.stat().st_mode))
     cell.join()
     assert printed == ["{'do': 'stop'} 0o40700\n"]
     wait_until(
-        lambda: server.ask(f"hpcgpu/api/inboxes/{name.read_text()}", {}) == (404, {"message": "the kernel has ended"}),
+        lambda: (
+            server.ask(f"hpcgpu/api/inboxes/{name.read_text()}", {})
+            == (404, {"message": "the kernel does not take it"})
+        ),
         "the kernel ends",
     )
 

@@ -323,6 +323,14 @@ def test_a_page_gets_the_answer_to_what_it_asks_for_or_the_error_as_text(
     assert sent == [{"id": "a-1", "begun": True}, {"id": "a-1", **answer}]
 
 
+def test_a_request_that_comes_by_two_ways_is_done_once(answers: tuple[Any, Control, list[Any]]) -> None:
+    widget, control, sent = answers
+    for number in ("a-1", "a-1", "a-2"):
+        widget._received(widget, {"id": number, "do": "scale", "body": {"jobs": 2}}, [])
+    wait_until(lambda: len(sent) == 4, "both are answered")
+    assert len(control.asked) == 2
+
+
 @pytest.mark.parametrize("content", [None, [], {"do": "close"}, {"do": "__init__"}, {"id": 1}])
 def test_what_a_page_may_not_ask_for_is_nothing(answers: tuple[Any, Control, list[Any]], content: Any) -> None:
     widget, control, sent = answers
