@@ -373,12 +373,13 @@ async def end_in_queue(directory: ClusterDirectory, job_id: str) -> str:
 
 
 def _end_in_queue(directory: ClusterDirectory, job_id: str) -> str:
-    name, until = directory.path.name, time.monotonic() + END_REPORTED
+    name = directory.path.name
     status: JobStatus | None = None
     try:
         batch = batch_of(directory)
         queue = SchedulerWatch(directory, batch, job_id=job_id)
-        while time.monotonic() < until and not (why := directory.why_ended()):
+        until = time.monotonic() + END_REPORTED
+        while not (why := directory.why_ended()):
             status = queue.poll(now=time.monotonic())
             if status is not None and status.state.ended:
                 log = saved_options.logs(directory) / batch.log_name(status.name, status.job_id)
@@ -387,6 +388,8 @@ def _end_in_queue(directory: ClusterDirectory, job_id: str) -> str:
                     directory, job_id, FollowingJobs(directory)
                 )
                 return loss(name, f"scheduler job {status.job_id} {how}", RESTARTED if follows else "")
+            if time.monotonic() > until:
+                break
             time.sleep(0.5)
         if why or directory.closing:
             return directory.how_it_ended()

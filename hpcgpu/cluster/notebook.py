@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 #: Seconds for which a cell waits for the first picture.
 FIRST = 5.0
+#: Seconds after which an event loop that takes no turn is blocked by a cell.
+_TURN = 5.0
 _ENDS = (Status.closing, Status.closed)
 #: The MIME type that our extension of JupyterLab shows: jupyter-data/labextensions/hpcgpu/static/remoteEntry.js.
 _CLUSTER = "application/vnd.hpcgpu.cluster+json"
@@ -126,7 +128,7 @@ def _blocked(loop: Any) -> bool:
 
     try:
         with suppress(RuntimeError):  # it has ended
-            sync(loop, turn, callback_timeout=FIRST)
+            sync(loop, turn, callback_timeout=_TURN)
     except TimeoutError:
         return True
     return False

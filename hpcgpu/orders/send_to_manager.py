@@ -15,7 +15,7 @@ from hpcgpu.store.directory import ClusterDirectory
 
 #: Seconds to wait until the scheduler forwards the answer of the manager.
 _TIMEOUT = 45.0
-#: Seconds from the start of the scheduler until its manager accepts requests.
+#: Seconds until the scheduler job has started its manager, and as many until that accepts requests.
 BEGINS = 10.0
 
 
@@ -29,15 +29,17 @@ def done_by_manager(directory: ClusterDirectory, command: Scale | Adapt) -> bool
     ClusterError
         The manager refuses, or it runs but cannot be reached. Then it stays the manager of the cluster.
     """
-    deadline = time.monotonic() + BEGINS
+    began, found = time.monotonic(), False
     while True:
         contact, manager = directory.contact(), directory.manager()
-        late = time.monotonic() > deadline
+        late = time.monotonic() - began > BEGINS
         if manager is None or manager.lives is False:
             if late or not _one_comes(directory, contact):
                 return False
             time.sleep(0.5)
             continue
+        if not found:  # it has its own time until it accepts requests
+            began, found, late = time.monotonic(), True, False
         if contact is not None and directory.has_ended(contact.job_id):
             raise ClusterError(
                 f"cluster {directory.path.name} cannot be changed now: its scheduler has ended, and the next one is "

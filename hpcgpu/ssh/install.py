@@ -14,10 +14,17 @@ from hpcgpu.ssh.failures import failure
 from hpcgpu.ssh.far_side import PYTHON_LINK
 from hpcgpu.ssh.login import Login
 
+#: Whether all files of a wheel are installed as they are in it. It stands in two kinds of quotes, so it has none.
+_SAME_FILES = (
+    "import importlib.metadata, sys, zipfile; wheel, name, record, digest = sys.argv[1:]; "
+    "archive = zipfile.ZipFile(wheel); [path] = [one for one in archive.namelist() if one.endswith(record)]; "
+    "there = set(importlib.metadata.distribution(name).read_text(record).splitlines()); "
+    "sys.exit(any(digest in line and line not in there for line in archive.read(path).decode().splitlines()))"
+)
 #: The remote command line. Its input: the path of an interpreter, or nothing; the name of the wheel; the Python of this
 #: machine, and its Dask and distributed; the wheel. Without an interpreter it makes a private environment with these;
-#: with the newest Python there if that one is not there. pip would keep another state of the same version. No value is
-#: part of the command line.
+#: with the newest Python there if that one is not there. pip keeps another state of the same version, so the files are
+#: compared. No value is part of the command line.
 _COMMAND = (
     "sh -c 'set -e; umask 077; IFS= read -r python; IFS= read -r wheel; "
     "IFS= read -r same; IFS= read -r dask; IFS= read -r distributed; "
@@ -29,7 +36,8 @@ _COMMAND = (
     'then python="$dir/$name/bin/python"; "$name" -P -m venv "$dir/$name"; break; fi; done; '
     'if [ -z "$python" ]; then echo "no Python 3.11 or later is on the PATH" >&2; exit 3; fi; fi; '
     'pip() { "$python" -P -m pip install --disable-pip-version-check "$@"; }; '
-    'pip "$@"; pip --no-deps --force-reinstall "$dir/$wheel"; '
+    f'pip "$@"; "$python" -P -c "{_SAME_FILES}" "$dir/$wheel" hpcgpu RECORD sha256 '
+    '|| pip --no-deps --force-reinstall "$dir/$wheel"; '
     '"$python" -P -m hpcgpu --version; '
     'ln -sfn "$("$python" -P -c "import sys; print(sys.executable)")" "$link"; rm -f "$dir/$wheel"\''
 )

@@ -44,7 +44,12 @@ class Inbox:
         self.name = secrets.token_hex(8)
         self._path, self._take = directory / self.name, take
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(self._path))
+        self._socket.settimeout(None)  # a notebook may have called socket.setdefaulttimeout
+        try:
+            self._socket.bind(str(self._path))
+        except OSError:  # a long TMPDIR, for example
+            self._socket.close()
+            raise
         self._socket.listen()
         # else a process that a cell forks would keep it open after the kernel, and nobody would answer
         os.register_at_fork(after_in_child=self._socket.close)

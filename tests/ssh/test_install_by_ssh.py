@@ -44,9 +44,14 @@ def test_it_is_installed_for_the_python_of_the_jobs_without_a_package_index(logi
     assert done.stdout == "No clusters.\n", done.stderr
     [there] = (home / "venv").rglob("site-packages/hpcgpu/errors.py")
     new = there.read_text()
+    [record] = (home / "venv").rglob("site-packages/hpcgpu-*.dist-info/RECORD")
     there.write_text(f"{new}# from an earlier state of the same version\n")
+    record.write_text(record.read_text().replace("hpcgpu/errors.py,sha256=", "hpcgpu/errors.py,sha256=earlier"))
     helpers.hpcgpu(*INSTALL, "--python", str(python))
     assert there.read_text() == new
+    written = there.stat().st_ino
+    helpers.hpcgpu(*INSTALL, "--python", str(python))
+    assert there.stat().st_ino == written, "what is there already is not written again: clusters may use it"
     renders = [str(python), "-P", "-m", "hpcgpu", "render", "slurm", "-o", "demo", "--walltime", "1h"]
     subprocess.run([*renders, "--gpus-per-node", "1"], check=True, cwd=home)
 

@@ -220,7 +220,10 @@ class PBS(CommandBatch):
 
     def estimate(self, script: Path, *, queue: str | None = None, walltime: float | None = None) -> Estimate:
         """Return an estimate from ``qstat -Qf`` and pbsnodes, because PBS has no test of a submit."""
-        request, there = estimates.request(script.read_text(), queue or ""), dict[str, str]()
+        request, there = (
+            estimates.request(script.read_text(encoding="utf-8", errors="replace"), queue or ""),
+            dict[str, str](),
+        )
         if queue:
             listed = self.call(["qstat", "-Qf", queue], answered=lambda result: True)
             if "unknown queue" in listed.words.lower():

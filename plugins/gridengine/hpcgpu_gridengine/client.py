@@ -161,7 +161,7 @@ class GridEngine(CommandBatch):
 
 def _script(path: Path) -> list[str]:
     """Return a script as the last arguments of qsub."""
-    return [*command_line(path.read_text()), str(path)]
+    return [*command_line(path.read_text(encoding="utf-8", errors="replace")), str(path)]
 
 
 def _gone(result: Result) -> bool:
