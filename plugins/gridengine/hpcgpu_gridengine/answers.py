@@ -6,12 +6,12 @@ import contextlib
 import re
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu_gridengine.directives import full_name, seconds
-from hpcgpu_gridengine.reasons import REASONS, ending
+from hpcgpu_gridengine.reasons import LIMIT, REASONS, ending
 
 #: The most messages of the scheduler that a reason holds.
 _MESSAGES = 3
@@ -23,6 +23,11 @@ def tree(stdout: str) -> ET.Element:
         return ET.fromstring(stdout)
     except ET.ParseError:
         return ET.Element("nothing")
+
+
+def is_xml(stdout: str) -> bool:
+    """Return whether a command printed XML, and all of it."""
+    return tree(stdout).tag != "nothing"
 
 
 def state(letters: str) -> JobState:
@@ -58,6 +63,25 @@ def parse_qstat(stdout: str) -> dict[str, JobStatus]:
     return jobs
 
 
+def parse_unlimited(stdout: str) -> dict[str, str]:
+    """Return, from ``qstat -xml -r``, the queue of each running job that requests no h_rt: ``gpu.q@n1``."""
+    return {
+        job.findtext("JB_job_number", ""): queue
+        for job in tree(stdout).iter("job_list")
+        if (queue := job.findtext("queue_name", ""))
+        and all(request.get("name") != "h_rt" for request in job.iter("hard_request"))
+    }
+
+
+def parse_queue_limits(stdout: str) -> dict[str, float | None]:
+    """Return h_rt of each queue on each host, from ``qstat -xml -F h_rt``; None for no limit."""
+    return {
+        queue.findtext("name", ""): seconds(limit.text or "")
+        for queue in tree(stdout).iter("Queue-List")
+        for limit in queue.iterfind("resource[@name='h_rt']")
+    }
+
+
 def parse_reasons(stdout: str) -> dict[str, str]:
     """Return why jobs wait, from ``qstat -xml -j``: errors of their start, else the scheduler's messages.
 
@@ -81,26 +105,29 @@ def parse_scripts(stdout: str) -> dict[str, str]:
     return {job.findtext("JB_job_number", ""): job.findtext("JB_script_file", "") for job in jobs}
 
 
-def parse_qacct(stdout: str) -> dict[str, JobStatus]:
-    """Return how jobs ended, from ``qacct -j``; the last record of a job counts."""
+def parse_qacct(
+    stdout: str, limit_of: Callable[[str, str], float | None] = lambda job, queue: None
+) -> dict[str, JobStatus]:
+    """Return how jobs ended, from ``qacct -j``; the last record of a job counts.
+
+    `limit_of` returns h_rt of the queue in which a job ran that requested none and was killed for a limit.
+    """
     jobs = {}
     for record in re.split(r"^=+\n", stdout, flags=re.MULTILINE):
         values = {m[1]: m[2].strip() for m in re.finditer(r"^(\w+) +(.*)$", record, re.MULTILINE)}
         if "jobnumber" in values:
-            jobs[values["jobnumber"]] = _ended(values)
+            jobs[values["jobnumber"]] = _ended(values, limit_of)
     return jobs
 
 
-def _ended(values: Mapping[str, str]) -> JobStatus:
+def _ended(values: Mapping[str, str], limit_of: Callable[[str, str], float | None]) -> JobStatus:
     failed, status = (_number(values.get(name, "")) for name in ("failed", "exit_status"))
     wanted = re.search(r"\bh_rt=([\d:]+)", values.get("category", ""))
+    limit = seconds(wanted[1]) if wanted else None
+    if failed == LIMIT and not wanted:
+        limit = limit_of(values["jobnumber"], f"{values.get('qname', '')}@{values.get('hostname', '')}")
     words = [f"failed {' '.join(values.get('failed', '').split())}"] if failed else []
-    how = ending(
-        int(failed),
-        int(status),
-        wallclock=_number(values.get("ru_wallclock", "")),
-        limit=seconds(wanted[1]) if wanted else None,
-    )
+    how = ending(int(failed), int(status), wallclock=_number(values.get("ru_wallclock", "")), limit=limit)
     return JobStatus(
         job_id=values["jobnumber"],
         state=how,

@@ -26,7 +26,8 @@ class GridEngineJobOptions(JobOptions):
         parse=values.word,
         nodes="inherited",
         doc="For sites that give fixed shares of a node, such as 'node_f': a job requests as many as it has nodes (-l "
-        "node_f=1), and nothing else by which nodes are chosen.",
+        "node_f=1), and nothing else by which nodes are chosen. `cores`, `memory` and `gpus_per_node` then only tell "
+        "Dask what such a share has. Options that name what else to request are refused beside it.",
     )
     account_as: str = option(
         "project",
@@ -45,11 +46,12 @@ class GridEngineJobOptions(JobOptions):
         "gpu", parse=values.word, inherited=True, doc="The site's name for GPUs (-l gpu=2), such as 'gpu' or 'ngpus'."
     )
     gpus_counted: str = option(
-        "node",
-        parse=values.choice("node", "slot"),
+        "job",
+        parse=values.choice("job", "node", "slot"),
         inherited=True,
-        doc="Whether the site counts the requested GPUs for each 'node' (consumable JOB or HOST in `qconf -sc`), or "
-        "for each 'slot' (consumable YES).",
+        doc="What the site counts the requested GPUs for, as the column 'consumable' of `qconf -sc` says: each 'job' "
+        "(JOB), each 'node' (HOST) or each 'slot' (YES). JOB counts them on the first node only, so it is refused for "
+        "a job of several nodes: another job could get the GPUs of its other nodes.",
     )
     memory_resource: str = option(
         "h_vmem",
@@ -95,6 +97,21 @@ def check(job: GridEngineJobOptions, where: str) -> None:
         raise OptionError(
             f"{where}nodes_per_job={job.nodes_per_job} needs nodes_environment: the parallel environment that gives "
             "`cores` slots of each node (`qconf -spl` lists them, `qconf -sp NAME` shows one)"
+        )
+    if job.node_type:
+        usual = GridEngineWorkerOptions()
+        for name in ("parallel_environment", "nodes_environment", "gpu_resource", "gpus_counted", "memory_resource"):
+            if (given := getattr(job, name, None)) not in (None, getattr(usual, name)):
+                raise OptionError(
+                    f"{where}{name}={given!r} has no effect beside node_type={job.node_type!r}, which is all that a "
+                    "job requests of a node: remove one of the two"
+                )
+    asked = job.gpus_per_node > 0 and job.gpu_request != "none" and not job.node_type
+    if isinstance(job, GridEngineWorkerOptions) and job.nodes_per_job > 1 and asked and job.gpus_counted == "job":
+        raise OptionError(
+            f"{where}nodes_per_job={job.nodes_per_job} needs gpus_counted='slot' or 'node': see the column "
+            f"'consumable' of {job.gpu_resource} in `qconf -sc`. YES is 'slot' and HOST is 'node'. If it is JOB, Grid "
+            "Engine counts the GPUs of the first node only, and gives the others to other jobs too: ask your site"
         )
     if job.gpus_counted == "slot" and job.gpu_request != "none" and job.gpus_per_node % (job.cores or 1):
         raise OptionError(

@@ -37,11 +37,15 @@ _PENDING = [
     (r".*", Outlook.WAIT, "the batch system does not run it yet"),
 ]
 
+#: "failed 37 : qmaster enforced h_rt, h_cpu, or h_vmem limit"
+LIMIT = 37
+
 REASONS = Reasons(
     pending=lambda reason: next(
         ((outlook, sentence) for pattern, outlook, sentence in _PENDING if re.match(pattern, reason)), None
     ),
     refused=[
+        (r"\bJSV\b", "a program that verifies jobs at this site (JSV) does not work: ask the site"),
         (r"unknown queue|no suitable queues?.*hard queue list", "check `queue`: `qconf -sql` lists them"),
         (r"parallel environment .* does not exist", "check `parallel_environment`: `qconf -spl` lists them"),
         (r"unknown resource", "check `gpu_resource` and `memory_resource`: `qconf -sc` lists them"),
@@ -67,11 +71,11 @@ def ending(failed: int, status: int, *, wallclock: float, limit: float | None) -
     wallclock : float
         Seconds for which it ran.
     limit : float or None
-        The seconds that it requested.
+        The seconds that it could run: those that it requested, or those of its queue.
     """
     if failed == 0:
         return JobState.COMPLETED if status == 0 else JobState.FAILED
-    if failed == 37:  # "qmaster enforced h_rt, h_cpu, or h_vmem limit"
+    if failed == LIMIT:
         return JobState.TIMEOUT if limit is not None and wallclock >= limit else JobState.OUT_OF_MEMORY
     if failed == 100 and status == 137:  # qdel sends SIGKILL; the record does not say who sent it
         return JobState.CANCELLED

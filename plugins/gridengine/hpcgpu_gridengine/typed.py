@@ -18,7 +18,7 @@ class SGEWorkerArguments(WorkerArguments, total=False):
     account_as: Literal["project", "group"] | None
     parallel_environment: str | int | None
     gpu_resource: str | int | None
-    gpus_counted: Literal["node", "slot"] | None
+    gpus_counted: Literal["job", "node", "slot"] | None
     memory_resource: str | int | None
     nodes_environment: str | int | None
     gpu_request: Literal["none"] | None
@@ -29,7 +29,7 @@ class SGESchedulerArguments(SchedulerArguments, total=False):
     account_as: Literal["project", "group"] | None
     parallel_environment: str | int | None
     gpu_resource: str | int | None
-    gpus_counted: Literal["node", "slot"] | None
+    gpus_counted: Literal["job", "node", "slot"] | None
     memory_resource: str | int | None
     gpu_request: Literal["none"] | None
 

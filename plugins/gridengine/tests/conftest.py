@@ -15,6 +15,7 @@ import pytest
 
 PLUGIN = Path(__file__).parents[1]
 sys.path.insert(0, str(PLUGIN))
+sys.path.insert(0, str(PLUGIN.parents[1] / "tests" / "gpu_stub"))
 Bed = TypeVar("Bed", bound=gridengine_bed.GridEngineBed)
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -86,6 +87,17 @@ def program(run: Run, tmp_path: Path, bed: gridengine_bed.GridEngineBed) -> Run:
         return run(str(path))
 
     return call
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> str:
+    """Options of jobs with pretended GPUs."""
+    import build
+
+    if reason := build.why_not():
+        pytest.skip(reason)
+    stubs = build.environment(build.build(tmp_path / "stubs"))
+    return f'SMALL | {{"gpus_per_node": 2, "cores": 2, "scheduler": {{"gpus_per_node": 0}}, "env": {stubs!r}}}'
 
 
 @pytest.fixture(scope="session")

@@ -128,6 +128,8 @@ class GridEngineBed:
 
     def start(self) -> None:
         """Start qmaster and execd, and return when a job can run."""
+        # short, for the sockets of jobs; in /tmp itself two Grid Engines would use the same names
+        self.scratch = Path(tempfile.mkdtemp(prefix="ge-"))
         self._write()
         self.start_master()
         self._configure()
@@ -160,6 +162,7 @@ class GridEngineBed:
             self.cancel_all()
         self._end("sge_execd")
         self._end("sge_qmaster")
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
     def jobs(self) -> dict[str, str]:
         """The state of each job, in Grid Engine's letters."""
@@ -191,6 +194,11 @@ class GridEngineBed:
         path.write_text(changed(self.call("qconf", "-sconf"), values))
         self.call("qconf", "-Mconf", str(path))
 
+    def count_gpus(self, consumable: str) -> None:
+        """Count GPUs for each JOB, or for each slot (YES)."""
+        kinds = re.sub(r"^(gpu .*YES +)\w+( +0 +0 *)$", rf"\g<1>{consumable}\2", self.call("qconf", "-sc"), flags=re.M)
+        self._set("-Mc", kinds)
+
     def set_quota(self, limit: str) -> None:
         """Set a resource quota, such as ``users {*} to gpu=1``; none if it is empty."""
         name, known = "few", "few" in self.call("qconf", "-srqsl", check=False)
@@ -202,11 +210,20 @@ class GridEngineBed:
 
     def set_verifier(self, words: str) -> None:
         """Refuse each job with these words by a verifier of the site (JSV); none if they are empty."""
+        verifier = self.verifier(f"echo 'RESULT STATE REJECT {words}'")
+        self.set_global(jsv_url=f"script:{verifier}" if words else "none")
+
+    def verifier(self, answers: str) -> Path:
+        """A verifier (JSV) that answers like this to each job."""
         script = self.directory / "verifier"
-        answers = f"START) echo STARTED ;; BEGIN) echo 'RESULT STATE REJECT {words}' ;; QUIT) exit ;;"
-        script.write_text(f"#!/bin/sh\nwhile read -r said more; do case $said in {answers} esac; done\n")
+        cases = f"START) echo STARTED ;; BEGIN) {answers} ;; QUIT) exit ;;"
+        script.write_text(f"#!/bin/sh\nwhile read -r said more; do case $said in {cases} esac; done\n")
         script.chmod(0o755)
-        self.set_global(jsv_url=f"script:{script}" if words else "none")
+        return script
+
+    def set_request(self, line: str) -> None:
+        """Set what the site adds to each qsub, such as ``-jsv PROGRAM``."""
+        (self.cell / "common" / "sge_request").write_text(f"{line}\n")
 
     # -- within -------------------------------------------------------------------------------------------------------
 
@@ -278,6 +295,7 @@ class GridEngineBed:
         for name, walltime in QUEUES.items():
             own = {
                 "qname": name,
+                "tmpdir": str(self.scratch),
                 "hostlist": " ".join(self.hosts),
                 "slots": "16",
                 "pe_list": " ".join(ENVIRONMENTS),

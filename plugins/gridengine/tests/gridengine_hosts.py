@@ -83,6 +83,7 @@ class GridEngineHosts(GridEngineBed):
         for host in [*self.hosts, self.master]:
             if host in self._made:
                 self.lose_host(host)
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
     # -- within -------------------------------------------------------------------------------------------------------
 

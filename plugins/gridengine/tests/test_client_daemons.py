@@ -13,7 +13,7 @@ from hpcgpu_gridengine.queues import queues
 
 from hpcgpu.batch.base import After, JobState, JobStatus, Outlook
 from hpcgpu.batch.reasons import explain, outlook
-from hpcgpu.errors import BatchUnavailable, SubmitLimited, SubmitRefused
+from hpcgpu.errors import BatchError, BatchUnavailable, SubmitLimited, SubmitRefused
 
 pytestmark = pytest.mark.shows("The client of a batch system: one job at a time, its states, reasons and limits")
 
@@ -83,6 +83,23 @@ def test_a_job_that_reaches_its_walltime_says_so(submit: Submit) -> None:
     assert running.end is not None and running.start is not None and running.end == running.start + 3
     late = ended(job_id)
     assert late.state is JobState.TIMEOUT and "end of its walltime" in explain(late)
+
+
+@pytest.mark.shows("A job that reaches its walltime")
+def test_a_job_without_a_walltime_has_that_of_its_queue(submit: Submit, bed: GridEngineBed) -> None:
+    bed.call("qconf", "-mattr", "queue", "h_rt", "0:0:5", "short.q")
+    try:
+        job_id = submit(FOREVER, "-q short.q")
+        running = runs(job_id)
+        assert running.end is not None and running.start is not None and running.end == running.start + 5
+        late = ended(job_id)
+        assert late.state is JobState.TIMEOUT and "end of its walltime" in explain(late)
+        assert GridEngine().ended([job_id])[job_id].state is JobState.TIMEOUT
+        other = submit(FOREVER, "-q gpu.q")
+        assert runs(other).end == (runs(other).start or 0) + 86400
+        GridEngine().cancel([other])
+    finally:
+        bed.call("qconf", "-mattr", "queue", "h_rt", "0:10:0", "short.q")
 
 
 def test_a_job_that_somebody_deletes_is_cancelled(submit: Submit, bed: GridEngineBed) -> None:
@@ -220,3 +237,77 @@ def test_without_its_master_nothing_is_said_of_jobs(submit: Submit, bed: GridEng
     runs(job_id)
     GridEngine().cancel([job_id])
     assert ended(job_id).state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ("echo 'qstat: unknown option \"-xml\"' >&2; exit 1", 'unknown option "-xml"'),
+        ("exec REAL ${@/-xml/}", "job-ID"),
+        ("REAL -help; exit 1", "usage: qstat"),
+    ],
+)
+def test_a_qstat_without_xml_says_what_is_needed_before_anything_is_submitted(
+    submit: Submit, bed: GridEngineBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, words: str
+) -> None:
+    job_id = submit(FOREVER)
+    real = bed.directory / "commands" / "qstat"
+    place = tmp_path / "other"
+    place.mkdir()
+    with monkeypatch.context() as patch:
+        (place / "qstat").write_text(
+            f'#!/bin/bash\ncase $1 in -xml) {answer.replace("REAL", str(real))} ;; esac\nexec {real} "$@"\n'
+        )
+        (place / "qstat").chmod(0o755)
+        patch.setenv("PATH", str(place), prepend=os.pathsep)
+        for call in (lambda: GridEngine().check(), lambda: GridEngine().poll([job_id])):
+            with pytest.raises(BatchError, match="does not list jobs as XML") as error:
+                call()
+            assert words in str(error.value) and "Ask your site for Grid Engine's own qstat" in str(error.value)
+    GridEngine().cancel([job_id])
+
+
+def test_an_answer_that_is_cut_off_is_no_answer(
+    submit: Submit, bed: GridEngineBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(FOREVER)
+    with monkeypatch.context() as patch:
+        (tmp_path / "other").mkdir()
+        cut = tmp_path / "other" / "qstat"
+        cut.write_text(f'#!/bin/sh\n{bed.directory}/commands/qstat "$@" | head -c 300\n')
+        cut.chmod(0o755)
+        patch.setenv("PATH", str(cut.parent), prepend=os.pathsep)
+        with pytest.raises(BatchUnavailable, match="is cut off"):
+            GridEngine().poll([job_id])
+    GridEngine().cancel([job_id])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_options_of_another_user_are_not_taken(submit: Submit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """qsub reads `.sge_request` where it is started: it may name a program, which then runs as the user."""
+    ran = tmp_path / "ran"
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    program.chmod(0o755)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / ".sge_request").write_text(f"-jsv {program}\n")
+    monkeypatch.chdir(shared)
+    with pytest.raises(SubmitRefused, match="JSV"):
+        submit("true")
+    assert ran.exists()
+    ran.unlink()
+    os.chown(shared / ".sge_request", 65534, 65534)
+    with pytest.raises(SubmitRefused, match=r"shared/\.sge_request belongs to another user"):
+        submit("true")
+    assert not ran.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_the_script_of_a_job_can_be_read_by_others(submit: Submit, bed: GridEngineBed) -> None:
+    """So the page says that no secret may be in it. If this changes, the page can say less."""
+    job_id = submit(FOREVER)
+    runs(job_id)
+    [script] = (bed.cell / "spool" / "execd").glob(f"*/job_scripts/{job_id}")
+    assert script.stat().st_mode & 0o004
+    GridEngine().cancel([job_id])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +12,6 @@ import gridengine_bed
 import pytest
 from conftest import Run
 from gridengine_bed import GridEngineBed, wait_for
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "gpu_stub"))
-import build
 
 pytestmark = pytest.mark.shows("Clusters: start, compute, stop; what is refused; signals")
 
@@ -74,15 +70,6 @@ with SGEGPUCluster(**SMALL, profile="tsubame4", account="tga-demo", jobs=1, sche
 """)
     assert done.stdout.split() == ["6", "gpu_1=1", "node_f=1"], done.stderr
     assert (tmp_path / "groups").read_text().split() == ["tga-demo"] * 2
-
-
-@pytest.fixture
-def gpus(tmp_path: Path) -> str:
-    """Options of jobs with pretended GPUs."""
-    if reason := build.why_not():
-        pytest.skip(reason)
-    stubs = build.environment(build.build(tmp_path / "stubs"))
-    return f'SMALL | {{"gpus_per_node": 2, "cores": 2, "scheduler": {{"gpus_per_node": 0}}, "env": {stubs!r}}}'
 
 
 def test_workers_have_the_gpus_that_the_site_numbers(program: Run, gpus: str) -> None:

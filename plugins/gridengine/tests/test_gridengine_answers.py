@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hpcgpu_gridengine.reasons import REASONS, ending
 
 from hpcgpu.batch.base import After, JobState, JobStatus, Outlook
 from hpcgpu.batch.reasons import advice, explain, outlook
+from hpcgpu.errors import AmbiguousSubmit, SubmitRefused
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -144,6 +146,17 @@ def test_only_the_end_of_a_job_can_be_waited_for(tmp_path: Path) -> None:
     assert submitted(None)[-3:] == ["-g", "tga-demo", str(script)]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_qsub_takes_no_options_from_a_file_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (script := tmp_path / "worker.sge").write_text("#!/bin/bash\n")
+    (planted := tmp_path / ".sge_request").write_text("-jsv /tmp/program\n")
+    monkeypatch.chdir(tmp_path)
+    assert GridEngine().submit_command(script, "demo-0", None, None, ())[-1] == str(script), "it is the user's own"
+    os.chown(planted, 65534, 65534)
+    with pytest.raises(SubmitRefused, match=r"\.sge_request belongs to another user"):
+        GridEngine().submit_command(script, "demo-0", None, None, ())
+
+
 def test_hpcgpu_s_own_scripts_are_recognised() -> None:
     assert parse_scripts(recorded("qstat_j.xml"))["2"] == "/home/ada/.hpcgpu/clusters/demo/worker.sge"
 
@@ -165,3 +178,18 @@ def test_own_job_is_known_inside_a_job_alone() -> None:
     own = GridEngine().own_job(inside)
     assert own is not None and (own.job_id, own.name, own.node) == ("7", "1x-2", 1)
     assert GridEngine().own_job({"JOB_ID": "7"}) is None
+
+
+@pytest.mark.parametrize("listing", ["", "no such option"])
+def test_a_listing_that_cannot_be_read_does_not_say_that_a_job_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listing: str
+) -> None:
+    commands = {"qsub": f"echo submitted >> {tmp_path}/log; echo 'timed out' >&2; exit 1", "qstat": f"echo '{listing}'"}
+    for name, text in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "worker.sge").write_text("#!/bin/bash\n#$ -S /bin/bash\nsleep 1\n")
+    with pytest.raises(AmbiguousSubmit, match="looks for a job of this name"):
+        GridEngine(attempts=2, sleep=lambda seconds: None).submit(tmp_path / "worker.sge", job_name="demo-1")
+    assert (tmp_path / "log").read_text() == "submitted\n"

@@ -47,6 +47,12 @@ def check_scripts(folder: Path) -> None:
         ("--nodes-per-job 2", "nodes_environment"),
         ("--gpus-counted slot --gpus-per-node 1 --cores 8", "gpus_counted"),
         ("--qos high", "set queue or account"),
+        ("--nodes-per-job 2 --nodes-environment mpi1", "needs gpus_counted='slot' or 'node'"),
+        ("--node-type node_f --parallel-environment mpi", "parallel_environment='mpi' has no effect beside node_type"),
+        ("--node-type node_f --nodes-environment mpi", "nodes_environment='mpi' has no effect beside node_type"),
+        ("--node-type node_f --gpus-counted slot", "gpus_counted='slot' has no effect beside node_type='node_f'"),
+        ("--node-type node_f --memory-resource s_vmem", "memory_resource='s_vmem' has no effect beside node_type"),
+        ("--node-type node_f --gpu-resource ngpus", "gpu_resource='ngpus' has no effect beside node_type"),
     ],
 )
 def test_what_grid_engine_cannot_serve_is_refused(cli: Run, tmp_path: Path, options: str, words: str) -> None:
@@ -67,7 +73,7 @@ def test_the_types_of_the_options_are_up_to_date(run: Run) -> None:
     assert made.stdout == (PLUGIN / "hpcgpu_gridengine" / "typed.py").read_text(), made.stderr
 
 
-@pytest.mark.parametrize("directive", ["-ar 12", "-wd /scratch/ada", "-l gpu_model=a100", "-p -5"])
+@pytest.mark.parametrize("directive", ["-ar 12", "-wd /scratch/ada", "-l gpu_model=a100", "-p -5", "-g tga-demo"])
 def test_a_user_s_own_directive_is_written(cli: Run, tmp_path: Path, directive: str) -> None:
     done = cli("render", "gridengine", f"--job-extra-directives={directive}", "-o", str(tmp_path / "demo"))
     assert done.returncode == 0, done.stderr
@@ -81,13 +87,15 @@ def test_a_user_s_own_directive_is_written(cli: Run, tmp_path: Path, directive: 
         ("-sync y", "waits for its jobs itself"),
         ("-t 1-4", "job array"),
         ("-pe smp 8", "-pe is set by cores"),
-        ("-g tga-demo", "-g is set by account"),
+        ("-g tga-demo --account tga-demo --account-as group", "-g is set by account"),
     ],
 )
 def test_a_directive_that_would_break_the_cluster_is_refused(
     cli: Run, tmp_path: Path, directive: str, words: str
 ) -> None:
+    directive, *more = directive.split(" --")
     options = (f"--job-extra-directives={directive}", "--cores", "4", "-o", str(tmp_path / "demo"))
+    options += tuple(word for option in more for word in f"--{option}".split())
     done = cli("render", "gridengine", *options)
     assert done.returncode == 2 and words in done.stderr
 
@@ -127,3 +135,4 @@ def test_a_job_of_several_nodes_has_as_many_of_their_type(cli: Run, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     script = (tmp_path / "demo" / "worker.sge").read_text()
     assert [line for line in script.splitlines() if line.startswith(("#$ -l", "#$ -pe"))] == ["#$ -l node_f=2"]
+    assert "# node_f is all that it requests of a node; the memory that you gave is for Dask alone.\n" in script

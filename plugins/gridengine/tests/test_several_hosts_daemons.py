@@ -42,6 +42,29 @@ with SGEGPUCluster(**several, jobs=1) as cluster:
     wait_for(lambda: not bed.jobs(), "no job is left")
 
 
+def test_a_job_of_two_hosts_has_its_gpus_on_both_and_no_other_job_has_them(
+    program: Run, bed: GridEngineHosts, gpus: str
+) -> None:
+    bed.count_gpus("YES")
+    try:
+        done = program(f"""
+several = {{"nodes_per_job": 2, "nodes_environment": "each1", "gpus_counted": "slot", "cores": 1}}
+several["job_script_prologue"] = ["export CUDA_VISIBLE_DEVICES=2,3"]
+with SGEGPUCluster(**{gpus} | several, jobs=1) as cluster:
+    cluster.wait_for_workers(4, timeout=120)
+    [job] = running(cluster)
+    with cluster.get_client() as client:
+        print(*sorted(client.run(lambda: __import__("socket").gethostname()).values()))
+    print(subprocess.run(["qstat", "-j", job], capture_output=True, text=True).stdout.count("gpu=2\\n"))
+    free = subprocess.run(["qhost", "-F", "gpu"], capture_output=True, text=True).stdout
+    print(free.count("hc:gpu=2.000000"), free.count("hc:gpu="))
+""")
+    finally:
+        wait_for(lambda: not bed.jobs(), "no job is left")
+        bed.count_gpus("JOB")
+    assert done.stdout.split() == ["node1", "node1", "node2", "node2", "1", "2", "2"], done.stderr
+
+
 def test_a_worker_job_of_two_hosts_that_is_deleted_leaves_nothing_and_is_replaced(
     program: Run, bed: GridEngineHosts
 ) -> None:

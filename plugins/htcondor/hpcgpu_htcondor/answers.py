@@ -9,14 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu_htcondor.reasons import REASONS, ending, exit_code, hold
+from hpcgpu_htcondor.reasons import REASONS, ending, exit_code, hold, plain
 
 #: The attributes of a job that hpcgpu reads.
 ATTRIBUTES = (
-    "ClusterId,JobStatus,JobBatchName,HpcgpuScript,NumShadowStarts,LastRejMatchReason,HoldReason,HoldReasonCode,LastHoldReason,"
-    "LastHoldReasonCode,RemoveReason,VacateReason,RemoteHost,LastRemoteHost,JobCurrentStartDate,AllowedJobDuration,"
-    "AllowedExecuteDuration,MaxRuntime,CompletionDate,EnteredCurrentStatus,ExitCode,ExitBySignal,ExitSignal,"
-    "RequestCpus,RequestMemory,RequestGPUs,JobDisconnectedDate,JobLeaseDuration"
+    "ClusterId,JobStatus,JobBatchName,HpcgpuScript,NumShadowStarts,LastRejMatchReason,HoldReason,HoldReasonCode,"
+    "HoldReasonSubCode,LastHoldReason,LastHoldReasonCode,LastHoldReasonSubCode,RemoveReason,VacateReason,"
+    "RemoteHost,LastRemoteHost,JobCurrentStartDate,AllowedJobDuration,AllowedExecuteDuration,MaxRuntime,"
+    "CompletionDate,EnteredCurrentStatus,ExitCode,ExitBySignal,ExitSignal,RequestCpus,RequestMemory,RequestGPUs,"
+    "JobDisconnectedDate,JobLeaseDuration"
 )
 #: Of JobStatus. A job that is held or idle after it ran has ended: it does not start again.
 _STATES = {
@@ -56,7 +57,7 @@ def _status(job: Mapping[str, Any], over: bool) -> JobStatus:
         end = _number(job.get("CompletionDate")) or _number(job.get("EnteredCurrentStatus"))
     else:
         state = _STATES.get(status, JobState.UNKNOWN) if isinstance(status, int) else JobState.UNKNOWN
-        waits = hold(job) or str(job.get("LastRejMatchReason", "")).strip()
+        waits = hold(job) or plain(job.get("LastRejMatchReason"))
         reason = waits if state is JobState.PENDING else _no_contact(job)
         end = _walltime_over(job)
     host = str(job.get("RemoteHost") or job.get("LastRemoteHost") or "")
@@ -70,7 +71,7 @@ def _status(job: Mapping[str, Any], over: bool) -> JobStatus:
         end=end,
         exit_code=exit_code(job) if status == 4 else None,
         suspended=status == 7,
-        out_of_reach=state is JobState.RUNNING and bool(reason),
+        out_of_reach=state in (JobState.RUNNING, JobState.COMPLETING) and bool(reason),
         words=REASONS,
     )
 

@@ -24,8 +24,12 @@ from hpcgpu_htcondor.reasons import REASONS
 
 #: Ids that are unknown or have ended are an answer, not an error.
 _GONE = re.compile(r"couldn't find/remove", re.IGNORECASE)
+#: What needs the user's name also in a pool that lets everybody write.
+_QUEUES = "QMGMT_WRITE_CMD"
 #: Seconds for which the sizes of the machines stay valid.
 _MACHINES_LAST = 600.0
+#: Seconds for which a job avoids machines: the pool forgets one that is off after 15 minutes (CLASSAD_LIFETIME).
+_AVOIDED_FOR = 1200
 
 
 class HTCondor(CommandBatch):
@@ -54,6 +58,7 @@ class HTCondor(CommandBatch):
     identifies = re.compile(r"^-- Schedd: (\S{1,200}) :", re.MULTILINE)
     _machines: tuple[Queue, ...] = ()
     _machines_queried = -_MACHINES_LAST
+    _owner = ""
 
     def check(self) -> None:
         """Raise `BatchError` if the commands are missing."""
@@ -72,7 +77,8 @@ class HTCondor(CommandBatch):
         if after is not None and after.ended:
             raise SubmitRefused("HTCondor cannot let a job wait for the end of another")
         own = [f"batch_name = {job_name}"]
-        avoided = " && ".join(f'Machine =!= "{node}"' for node in sorted(exclude) if re.fullmatch(r"[\w.-]+", node))
+        nodes = [f'Machine =!= "{node}"' for node in sorted(exclude) if re.fullmatch(r"[\w.-]+", node)]
+        avoided = f"({' && '.join(nodes)} || time() - QDate > {_AVOIDED_FOR})" if nodes else ""
         return ["condor_submit", "-terse", *_commands(script, *own, avoided=avoided)]
 
     def read_job_id(self, stdout: str) -> str | None:
@@ -124,12 +130,13 @@ class HTCondor(CommandBatch):
             self.call(["condor_rm", *ids], answered=_gone)
 
     def find(self, job_name: str, *, attempts: int | None = None) -> list[str]:
-        jobs = statuses(self._ads(["condor_q", "-constraint", f'JobBatchName == "{job_name}"'], attempts=attempts))
+        mine = self._mine(f'JobBatchName == "{job_name}"', attempts)
+        jobs = statuses(self._ads(["condor_q", "-constraint", mine], attempts=attempts))
         return sorted((i for i, job in jobs.items() if not job.state.ended), key=int)
 
     def marked(self, wanted: Callable[[Path], bool]) -> dict[str, Path]:
         """Find hpcgpu's jobs by the attribute that holds their script."""
-        ads = self._ads(["condor_q", "-constraint", f"{SCRIPT} =!= undefined"])
+        ads = self._ads(["condor_q", "-constraint", self._mine(f"{SCRIPT} =!= undefined")])
         found = {str(ad.get("ClusterId")): Path(str(ad.get(SCRIPT))) for ad in ads}
         return {job_id: path for job_id, path in found.items() if is_job_script(path) and wanted(path)}
 
@@ -138,6 +145,24 @@ class HTCondor(CommandBatch):
         if "_CONDOR_SLOT" not in environ or not (job_id := environ.get("HPCGPU_JOB_ID")):
             return None
         return OwnJob(job_id=job_id, name=environ.get("HPCGPU_JOB_NAME", job_id))
+
+    def _mine(self, constraint: str, attempts: int | None = None) -> str:
+        """Return a constraint with the owner of this user's jobs, if HTCondor says it.
+
+        A pool may show the jobs of all users, and whoever sees the names of this user's jobs can use the same ones.
+        """
+        if not self._owner:
+            try:
+                ping = self.call(
+                    ["condor_ping", "-type", "schedd", _QUEUES], answered=lambda _: True, attempts=attempts
+                )
+            except BatchUnavailable:
+                raise
+            except BatchError:  # there is no such command
+                return constraint
+            found = re.search(r" succeeded as (?!unauthenticated@)([\w.-]+)@", ping.stdout)
+            self._owner = found[1] if found else ""
+        return f'Owner == "{self._owner}" && {constraint}' if self._owner else constraint
 
     def _ads(self, argv: list[str], *, attempts: int | None = None) -> list[dict[str, Any]]:
         """Return the ads of jobs."""

@@ -35,7 +35,7 @@ PACKAGES = (
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 UNPACKED = Path(os.environ.get("HPCGPU_TEST_HTCONDOR", "/var/tmp/hpcgpu-htcondor-23.9"))
 COMMANDS = (
-    *("submit", "q", "history", "rm", "hold", "release", "status", "version", "vacate_job"),
+    *("submit", "q", "history", "rm", "hold", "release", "status", "version", "vacate_job", "qedit", "ping"),
     *("config_val", "reconfig", "off", "on", "advertise"),
 )
 #: The user whose files root's are, in the namespace.
@@ -243,6 +243,29 @@ class HTCondorBed:
         """Set further values of its configuration; none removes those that were set."""
         (self.directory / "further").write_text("".join(f"{name} = {value}\n" for name, value in values.items()))
         self.call("reconfig")
+
+    def submit_as_another(self, *commands: str) -> str:
+        """Submit a held job as the user nobody, which only root can do; its id."""
+        port = (self.directory / "config").read_text().partition("COLLECTOR_HOST = ")[2].partition("\n")[0]
+        own = {"CONDOR_CONFIG": "ONLY_ENV", "_CONDOR_COLLECTOR_HOST": port, "_CONDOR_NETWORK_INTERFACE": "127.0.0.1"}
+        own |= {"_CONDOR_SEC_DEFAULT_AUTHENTICATION_METHODS": "FS", "PATH": os.defpath}
+        words = [
+            "executable = /bin/true",
+            "should_transfer_files = NO",
+            "request_memory = 10",
+            "hold = true",
+            *commands,
+        ]
+        schedd = self.call("status", "-schedd", "-af", "Name").strip()
+        submit = [str(UNPACKED / "usr/bin/condor_submit"), "-name", schedd, "-terse"]
+        nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        options = [option for word in words for option in ("-a", word)]
+        done = subprocess.run(
+            [*nobody, *submit, *options, "-queue", "1"], capture_output=True, text=True, env=own, cwd="/", timeout=60
+        )
+        if done.returncode:
+            raise BedError(done.stderr)
+        return done.stdout.split(".")[0]
 
     def call(self, command: str, *arguments: str, check: bool = True, text: str = "") -> str:
         """The output of one of its commands, without ``condor_``."""

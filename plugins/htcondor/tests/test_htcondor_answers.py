@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hpcgpu_htcondor.machines import parse_machines, shortage
 from hpcgpu_htcondor.reasons import REASONS, ending
 
 from hpcgpu.batch.base import JobState, JobStatus, Outlook
-from hpcgpu.batch.reasons import advice, explain, outlook
+from hpcgpu.batch.reasons import advice, explain, outlook, why_it_stays
 from hpcgpu.errors import BatchUnavailable, OptionError
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -38,9 +39,17 @@ def test_the_states_of_jobs_in_condor_q_are_read() -> None:
     assert (running.node, running.name) == ("vm.bed", "demo-1")
 
 
-def test_a_job_without_contact_to_its_machine_says_since_when_and_until_when(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "UTC")
+@pytest.fixture
+def utc() -> Iterator[None]:
+    """The time zone UTC, for this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
     time.tzset()
+
+
+def test_a_job_without_contact_to_its_machine_says_since_when_and_until_when(utc: None) -> None:
     ad = {  # recorded when the machine was switched off
         "ClusterId": 1,
         "JobDisconnectedDate": 1795875373,
@@ -56,7 +65,8 @@ def test_a_job_without_contact_to_its_machine_says_since_when_and_until_when(mon
     assert explain(job) == f"the batch system has lost contact with its node [{since}{until}]"
     assert "wait until the node is back, or stop the cluster" in explain(job, kind="scheduler")
     [removed] = statuses([ad | {"JobStatus": 3}]).values()
-    assert removed.state is JobState.COMPLETING and until in explain(removed) and not removed.out_of_reach
+    assert removed.state is JobState.COMPLETING and until in why_it_stays(removed)
+    assert why_it_stays(removed).endswith("If its machine is off, `condor_rm -forcex 1` removes it at once")
     assert statuses([ad | {"JobLeaseDuration": "/Expr(x)/"}])["1"].reason == since
     [back] = statuses([ad | {"JobDisconnectedDate": None}]).values()
     assert (back.out_of_reach, back.reason) == (False, "")
@@ -86,6 +96,11 @@ def test_the_history_says_how_jobs_ended() -> None:
         ({"JobStatus": 3, "RemoveReason": "The system macro SYSTEM_PERIODIC_REMOVE ..."}, JobState.CANCELLED),
         ({"JobStatus": 5, "HoldReasonCode": 34, "HoldReason": "memory"}, JobState.OUT_OF_MEMORY),
         ({"JobStatus": 5, "HoldReasonCode": 1, "HoldReason": "by user"}, JobState.CANCELLED),
+        (
+            {"JobStatus": 3, "RemoveReason": "via condor_rm -forcex (by user ada)", "JobDisconnectedDate": 1795896314},
+            JobState.NODE_FAIL,
+        ),
+        ({"JobStatus": 3, "RemoveReason": "via condor_rm -forcex (by user ada)"}, JobState.CANCELLED),
         ({"JobStatus": 1}, JobState.PREEMPTED),
         (
             {"JobStatus": 1, "VacateReason": "Job disconnected too long: JobLeaseDuration (20 seconds) expired"},
@@ -98,9 +113,28 @@ def test_how_a_job_of_htcondor_ended(ad: dict[str, object], expected: JobState) 
 
 
 def test_the_words_of_a_hold_cannot_control_the_terminal() -> None:
-    ad = {"ClusterId": 1, "JobStatus": 5, "HoldReasonCode": 1, "HoldReason": "first\x1b[2J\nsecond"}
-    words = explain(statuses([ad])["1"])
-    assert "first" in words and "second" in words and words.isprintable()
+    ad = {"ClusterId": 1, "JobStatus": 5, "HoldReasonCode": 1, "HoldReason": "first\x1b[2J\n\x1b[1;31msecond\x9b\x00"}
+    assert explain(statuses([ad])["1"]).endswith("[hold 1: first second]")
+    ended = ad | {"NumShadowStarts": 1, "JobStatus": 3, "HoldReasonCode": None, "RemoveReason": "by\tada\r\n"}
+    assert statuses([ended], over=True)["1"].reason == "by ada"
+
+
+@pytest.mark.parametrize("words", ["", " \n", None])
+def test_a_hold_without_words_says_that_it_has_none(words: str | None) -> None:
+    ad = {"ClusterId": 1, "JobStatus": 5, "HoldReasonCode": 1, "HoldReason": words}
+    assert explain(statuses([ad])["1"]).endswith("ask who holds it [hold 1: no reason was given]")
+
+
+@pytest.mark.parametrize("prefix", ["", "Last"])
+def test_a_log_on_a_full_disk_is_not_blamed_on_the_filesystem_of_the_machine(prefix: str) -> None:
+    words = (
+        "Error from slot1_1@vm.bed: Failed to open '/d/x.log' as standard output: No space left on device (errno 28)"
+    )
+    ad: dict[str, object] = {"ClusterId": 1, "NumShadowStarts": 1, "JobStatus": 3 if prefix else 5}
+    ad |= {"RemoveReason": "PeriodicRemove"} if prefix else {}
+    ad |= {f"{prefix}HoldReason": words, f"{prefix}HoldReasonCode": 7, f"{prefix}HoldReasonSubCode": 28}  # recorded
+    said = explain(statuses([ad], over=bool(prefix))["1"])
+    assert "make room there" in said and words in said and "share" not in said
 
 
 @pytest.mark.parametrize("status", [6, 7, 3, 99, None, "2"])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import htcondor_bed
 import pytest
 from hpcgpu_htcondor.client import HTCondor
 from hpcgpu_htcondor.directives import argument, literal, string
@@ -248,7 +249,9 @@ def test_a_machine_to_avoid_is_avoided(submit: Submit, bed: HTCondorBed) -> None
     machine = bed.call("status", "-af", "Machine").split()[0]
     job_id = submit("true", "requirements = true || false", exclude=(machine, "other.node"))
     assert until(job_id, lambda job: bool(job.reason)).reason.startswith("no match")
-    HTCondor().cancel([job_id])
+    long_ago = bed.call("q", job_id, "-format", "%d", "QDate - 1300")
+    bed.call("qedit", job_id, "QDate", long_ago)
+    assert ended(job_id).state is JobState.COMPLETED, "the machine may be on again, and others busy for days"
     assert ended(submit("true", exclude=("other.node",))).state is JobState.COMPLETED
 
 
@@ -270,6 +273,25 @@ def test_jobs_without_a_cluster_directory_are_found_by_their_attribute(submit: S
     assert HTCondor().marked(lambda path: False) == {}
     assert HTCondor().find("demo-1") == [job_id] and HTCondor().find("demo") == []
     HTCondor().cancel([job_id])
+
+
+@pytest.mark.skipif(not htcondor_bed.NAMESPACE, reason="only root can submit as another user")
+@pytest.mark.parametrize("authentication", ["REQUIRED", "OPTIONAL"])
+def test_jobs_of_others_that_have_the_names_of_ours_are_not_ours(
+    submit: Submit, bed: HTCondorBed, tmp_path: Path, authentication: str
+) -> None:
+    bed.configure(CONDOR_Q_ONLY_MY_JOBS="False", SEC_DEFAULT_AUTHENTICATION=authentication)
+    try:
+        own = submit(FOREVER)
+        name, script = "batch_name = demo-1", f"+HpcgpuScript = {string(tmp_path / 'worker-7.condor')}"
+        foreign = bed.submit_as_another(name, script)
+        assert foreign in bed.jobs()
+        assert HTCondor().find("demo-1") == [own]
+        assert list(HTCondor().marked(lambda path: True)) == [own]
+        HTCondor().cancel([own])
+        bed.call("rm", foreign)
+    finally:
+        bed.configure()
 
 
 def test_it_says_which_htcondor_it_is(bed: HTCondorBed) -> None:

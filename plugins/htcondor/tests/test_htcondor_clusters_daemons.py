@@ -173,6 +173,24 @@ def test_check_and_profiles_ask_it_for_its_queues(bed: HTCondorBed, cli: Run) ->
     assert "system: htcondor\n" in drafted and "gpus-per-node: 4" in drafted
 
 
+@pytest.mark.shows("`hpcgpu check`")
+def test_check_warns_of_a_submit_command_whose_answer_has_no_id(
+    bed: HTCondorBed, cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrapper = tmp_path / "condor_submit"  # of the site
+    wrapper.write_text(f'#!/bin/sh\n{bed.directory}/commands/condor_submit "$@" > /dev/null && echo "Thank you"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    options = [word for word in SMALL.split() if word not in ("--poll-interval", "0.5")]
+    done = cli("check", "--system", "htcondor", "--in-job", "--json", *options)
+    lines = [line for line in json.loads(done.stdout)["lines"] if line["what"] == "job id"]
+    assert [(line["where"], line["grade"]) for line in lines] == [
+        ("scheduler job", "warning"),
+        ("worker job", "warning"),
+    ], done.stdout + done.stderr
+    assert all("no id that hpcgpu can read: 'Thank you'" in line["found"] for line in lines)
+
+
 def test_a_machine_that_has_it_uses_it(bed: HTCondorBed, cli: Run) -> None:
     assert "htcondor: HTCondor 23.9.6" in cli("check").stdout
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import htcondor_bed
 import pytest
-from htcondor_bed import HTCondorBed, Run
+from htcondor_bed import HTCondorBed, Run, wait_for
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "gpu_stub"))
 import build
@@ -122,3 +122,66 @@ with HTCondorGPUCluster(name="demo", **SMALL | pinned, jobs=1) as cluster:
     )
     assert "the scheduler of cluster demo does not answer: scheduler job" in shown[1]
     assert "WorkerStartTimeoutError" in shown[2]
+
+
+@pytest.mark.parametrize("way", ["the lease ends", "the worker job has not waited for it", "the user removes the job"])
+def test_a_scheduler_whose_machine_is_switched_off_comes_up_on_another_one(
+    program: Program, bed: HTCondorBed, small: str, way: str
+) -> None:
+    """The worker job stays. By default the lease is 40 minutes: only the user knows before that the machine is off."""
+    lease = [] if way == "the user removes the job" else ["job_lease_duration = 20"]
+    wait = {"restart_wait": "3s"} if way == "the worker job has not waited for it" else {}
+    prefers = {"requirements": "true", "job_extra_directives": [f'rank = Machine == "{small}"', *lease]}
+    done = program(f"""
+workers = {{"requirements": 'Machine != "{small}"', "scheduler": {prefers!r}, "on_scheduler_end": "restart"}}
+with HTCondorGPUCluster(**SMALL | workers | {wait!r}, jobs=1) as cluster:
+    cluster.wait_for_workers(1, timeout=120)
+    worker = [job.id for job in cluster.jobs if job.kind == "worker"]
+    [lost] = [job for job in cluster.jobs if job.kind == "scheduler"]
+    print(lost.node == "{small}")
+    client = cluster.get_client()
+    with cluster.replay():
+        future = client.submit(lambda: __import__("time").sleep(1) or 6)
+        bed("switch-off", {str(bed.directory)!r}, "small")
+        while lost.id in [job.id for job in cluster.jobs if job.kind == "scheduler" and not job.reason]:
+            __import__("time").sleep(0.1)
+        if not {lease!r}:
+            print(lost.id, [job.reason for job in cluster.jobs if job.id == lost.id], file=sys.stderr)
+            subprocess.run(["condor_rm", lost.id], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(["condor_rm", "-forcex", lost.id], check=True, stdout=subprocess.DEVNULL)
+        print(future.result(timeout=200))
+    print(client.submit(sum, [4, 5]).result(timeout=100))
+    print(worker == [job.id for job in cluster.jobs if job.kind == "worker"])
+    print("{small}" in on(cluster, "scheduler"))
+""")
+    assert done.stdout.split() == ["True", "6", "9", str(not wait), "False"], done.stdout + done.stderr
+    assert "is gone and another one is started" in done.stderr and "node_fail" in done.stderr.lower(), done.stderr
+
+
+def test_a_job_that_stays_because_its_machine_is_off_is_told_by_close_and_by_stop(
+    program: Program, bed: HTCondorBed, small: str, cli: Run
+) -> None:
+    done = program(f"""
+where = {{"requirements": 'Machine == "{small}"', "scheduler": {{"requirements": 'Machine != "{small}"'}}}}
+with HTCondorGPUCluster(name="demo", **SMALL | where, jobs=1) as cluster:
+    cluster.wait_for_workers(1, timeout=120)
+    [lost] = [job.id for job in cluster.jobs if job.kind == "worker"]
+    bed("switch-off", {str(bed.directory)!r}, "small")
+    while not any(job.id == lost and "no contact" in job.reason for job in cluster.jobs):
+        __import__("time").sleep(0.1)
+    print(lost)
+""")
+    lost = done.stdout.strip()
+    told = (
+        rf"job {lost} \(demo-0\) is cancelled, but stays in the queue: the batch system has lost contact with its node "
+        r"\[no contact with its machine since [-0-9]+ [0-9:]+; HTCondor waits for it until [-0-9]+ [0-9:]+ "
+        rf"\(job_lease_duration\)\]\. If its machine is off, `condor_rm -forcex {lost}` removes it at once"
+    )
+    assert re.search(f"cluster demo: {told}", " ".join(done.stderr.split())), done.stderr
+    assert "may still be in the queue" not in done.stderr
+    stopped = cli("stop", "demo")
+    assert stopped.returncode == 1 and re.search(f"demo: {told}", stopped.stderr), stopped.stderr
+    bed.call("rm", "-forcex", lost)
+    wait_for(lambda: not bed.jobs(), "no job is left")
+    stopped = cli("stop", "demo")
+    assert stopped.returncode == 0 and cli("list", "--json").stdout.strip() == "[]", stopped.stdout + stopped.stderr
