@@ -70,11 +70,14 @@ class Reasons:
         Sentences by the first word of the reason of a failed job, with or without the part after its colon.
     refused : sequence of (str, str)
         A pattern for the words of a refused submit, and what to check then; the first match counts.
+    out_of_reach : str
+        What removes a cancelled job from the queue whose node is off, with ``{job}`` for its id.
     """
 
     pending: Callable[[str], tuple[Outlook, str] | None] = lambda reason: None
     failed: Mapping[str, str] = field(default_factory=dict)
     refused: Sequence[tuple[str, str]] = ()
+    out_of_reach: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,8 +125,8 @@ class JobStatus:
     suspended : bool
         The batch system has stopped the processes of the running job, and may let them continue.
     out_of_reach : bool
-        The batch system has lost contact with the node of the running job, and waits for it; the reason says since
-        when, and until when.
+        The batch system has lost contact with the node of the job, which runs or is cancelled, and waits for it; the
+        reason says since when, and until when.
     forgotten : bool
         The batch system no longer has a record of the job: whether and how it ended is a guess.
     words : Reasons
@@ -157,7 +160,7 @@ class JobStatus:
     @property
     def halted(self) -> bool:
         """Whether the queue knows why the running job may do nothing."""
-        return self.suspended or self.out_of_reach
+        return self.suspended or (self.out_of_reach and self.state is JobState.RUNNING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,11 +200,14 @@ class BatchSystem(ABC):
     waits_for_end : bool
         A job can wait in the queue for the end of another, see `After`. Without it no scheduler job is kept waiting for
         the end of one whose manager has left.
+    unread : str or None
+        What the last submit printed, if it was accepted and hpcgpu found no id there.
     """
 
     name: str
     remembers: bool = False
     waits_for_end: bool = True
+    unread: str | None = None
 
     @abstractmethod
     def check(self) -> None:

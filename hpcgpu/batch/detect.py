@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpcgpu.batch import packages_of_others
+from hpcgpu.batch import plugins_to_install
 from hpcgpu.batch.system_registry import System, names, systems
 from hpcgpu.errors import BatchError
 
@@ -39,4 +39,4 @@ def detect() -> Detected:
             silent.append(f"`{system.command}` is installed, but {system.title} cannot be used: {error}")
         else:
             return Detected(system, silent)
-    return Detected(None, [*silent, *packages_of_others.found_here(names())])
+    return Detected(None, [*silent, *plugins_to_install.found_here(names())])

@@ -172,7 +172,7 @@ class Machine:
     user: str = ""
     groups: frozenset[str] = frozenset()
 
-    def shut(self, queue: str, *, routed: bool = False) -> str:
+    def why_closed(self, queue: str, *, routed: bool = False) -> str:
         """Return why this user's jobs cannot run in a queue, with any account; empty if they can.
 
         Parameters
@@ -196,7 +196,7 @@ class Machine:
     def open(self) -> list[str]:
         """Return the queues with GPUs that this user's jobs can use."""
         names = dict.fromkeys(kind.name for kind in self.queues.gpus if kind.name) or self.queues.rules
-        return [name for name in names if not self.shut(name)]
+        return [name for name in names if not self.why_closed(name)]
 
 
 def answer(argv: Sequence[str]) -> str:

@@ -89,7 +89,7 @@ def explain(status: JobStatus, *, kind: str = "worker") -> str:
         sentence = _SUSPENDED
     elif status.out_of_reach:
         sentence = _OUT_OF_REACH
-        if kind == "scheduler":
+        if kind == "scheduler" and status.halted:
             sentence += ": wait until the node is back, or stop the cluster and start it again"
     else:
         sentence = _ENDS.get(status.state, "")
@@ -105,6 +105,17 @@ def explain(status: JobStatus, *, kind: str = "worker") -> str:
         sentence = re.sub("`(cores|memory)`", r"`scheduler={'\1': ...}`", sentence)
     own = status.reason
     return f"{sentence} [{own}]" if own and sentence else sentence or own
+
+
+def why_it_stays(status: JobStatus) -> str:
+    """Return why a cancelled job stays in the queue, and what a user can do; empty if it ends by itself soon."""
+    if status.state is not JobState.COMPLETING or not status.out_of_reach:
+        return ""
+    remedy = status.words.out_of_reach.format(job=status.job_id)
+    return (
+        f"job {status.job_id} ({status.name}) is cancelled, but stays in the queue: {explain(status)}"
+        f"{'. ' if remedy else ''}{remedy}"
+    )
 
 
 def advice(words: str, reasons: Reasons) -> str:

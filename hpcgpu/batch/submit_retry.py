@@ -59,6 +59,9 @@ class SubmitRetry(BatchSystem):
         ... unless they name a limit that the job itself exceeds.
     reasons : Reasons
         What the words of the batch system mean.
+    unsure : set of str
+        Names of jobs for which one attempt got no answer. The batch system may accept it even after `submit` has
+        returned the id of another attempt.
     """
 
     title: ClassVar[str]
@@ -74,6 +77,7 @@ class SubmitRetry(BatchSystem):
         self.timeout = timeout
         self.attempts = attempts
         self.sleep = sleep
+        self.unsure: set[str] = set()
 
     @abstractmethod
     def submit_command(
@@ -114,12 +118,13 @@ class SubmitRetry(BatchSystem):
             if uncertain:
                 try:
                     found = self.find(job_name, attempts=1)  # this loop repeats it
-                except BatchUnavailable as error:
+                except BatchError as error:  # an odd answer, too, does not say that the job is not there
                     problem = str(error)
                     continue
                 if found:
                     return self._only(found[-1], job_name) if again else found[-1]
                 uncertain, again = False, True
+                self.unsure.add(job_name)
             if not wanted():
                 if again:
                     uncertain = True  # the queue may still accept the attempt that it did not answer
@@ -137,11 +142,14 @@ class SubmitRetry(BatchSystem):
                 raise self._refusal(problem, job_name)
         if not (uncertain or again):
             raise BatchUnavailable(f"{self.title} did not accept job {job_name!r}: {problem}")
-        with contextlib.suppress(BatchUnavailable):
-            if found := self.find(job_name):
-                return self._only(found[-1], job_name) if again else found[-1]
-            if not uncertain and not self.transient.search(problem):
-                raise self._refusal(problem, job_name)
+        jobs: list[str] | None = None
+        with contextlib.suppress(BatchError):
+            jobs = self.find(job_name)
+        if jobs:
+            return self._only(jobs[-1], job_name) if again else jobs[-1]
+        if jobs is not None and not uncertain and not self.transient.search(problem):
+            raise self._refusal(problem, job_name)
+        self.unsure.add(job_name)
         raise AmbiguousSubmit(
             f"{self.title} did not say whether it accepted job {job_name!r}: {problem}. hpcgpu looks for a job of "
             "this name when the queue answers"
@@ -155,6 +163,7 @@ class SubmitRetry(BatchSystem):
             return _Answer(words=str(error), uncertain=True)
         if result.returncode == 0:
             job_id = self.read_job_id(result.stdout)
+            self.unread = result.stdout if job_id is None else None
             return _Answer(words=result.words, job_id=job_id, uncertain=job_id is None)
         uncertain = self.ambiguous.search(result.words) is not None
         refused = not uncertain and self.transient.search(result.words) is None
@@ -171,6 +180,6 @@ class SubmitRetry(BatchSystem):
 
         A busy controller may accept an attempt after its command has timed out.
         """
-        with contextlib.suppress(BatchUnavailable):
+        with contextlib.suppress(BatchError):
             self.cancel(i for i in self.find(job_name) if i != job_id)
         return job_id

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcgpu.batch import packages_of_others
+from hpcgpu.batch import plugins_to_install
 from hpcgpu.errors import ClusterWarning, OptionError
 from hpcgpu.posix.user import group_names, user_name
 
@@ -192,7 +192,7 @@ def system(name: str) -> System:
         raise OptionError(problem)
     entry = _own().get(name) or _others().get(name)
     if entry is None:
-        more = f"; {hint}" if (hint := packages_of_others.advice(name)) else ""
+        more = f"; {hint}" if (hint := plugins_to_install.advice(name)) else ""
         raise OptionError(f"unknown batch system {name!r}: the batch systems are {', '.join(names())}{more}")
     return _loaded(entry)
 

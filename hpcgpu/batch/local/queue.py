@@ -330,8 +330,10 @@ class LocalQueue(BatchSystem):
     def _advance(self, machine: _Machine) -> None:
         """Update the queue: close lost jobs, start the jobs that may start, and record why the others wait.
 
-        A job is lost if its supervisor or its record is gone.
+        A job is lost if its supervisor or its record is gone. A process in a container cannot know that.
         """
+        if self._in_container():
+            return
         for job_id in self._ids(".env"):
             if self._read(job_id) is None:
                 lost = JobRecord(job_id=job_id, name="", output="", cwd="")
@@ -352,6 +354,14 @@ class LocalQueue(BatchSystem):
         for job in with_reasons(self._live()):
             if job not in jobs:
                 self._write(job)
+
+    def _in_container(self) -> bool:
+        """Return whether this process is part of a job, and sees other process ids than the job's supervisor."""
+        job_id = os.environ.get("HPCGPU_JOB_ID")
+        if not job_id or os.environ.get("HPCGPU_QUEUE_DIRECTORY") != str(self.directory):
+            return False
+        job = self._read(job_id)
+        return job is None or not _alive(job.supervisor)
 
     def _launch(self, job: JobRecord, devices: list[str]) -> None:
         # this process may run in a job, and the supervisor is no part of that job

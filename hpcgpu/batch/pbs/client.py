@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
 
-from hpcgpu.batch import packages_of_others
+from hpcgpu.batch import plugins_to_install
 from hpcgpu.batch.base import After, JobState, JobStatus, OwnJob
 from hpcgpu.batch.command_batch import CommandBatch
 from hpcgpu.batch.estimate import Estimate
@@ -184,7 +184,7 @@ class PBS(CommandBatch):
         words = " ".join(f"{result.stdout} {result.stderr}".split())
         if "pbs_version" in words:  # "pbs_version = 23.06.06" [recorded]
             return
-        if others := packages_of_others.found_here(names()):
+        if others := plugins_to_install.found_here(names()):
             whose = others[0]
         elif shutil.which("sbatch") or "slurm" in words.lower():
             whose = "they look like Slurm's wrappers for PBS commands (slurm-wlm-torque): use SlurmGPUCluster"
@@ -362,9 +362,9 @@ class PBS(CommandBatch):
 
         For a job that waits for its reservation, PBS only reports that the queue is not started.
         """
-        inside = {i: s for i, s in found.items() if is_reservation(queues[i])}
-        running = {i: s for i, s in inside.items() if s.state is JobState.RUNNING}
-        waiting = {i: s for i, s in inside.items() if s.state is JobState.PENDING and _CLOSED in s.reason.lower()}
+        reserved = {i: s for i, s in found.items() if is_reservation(queues[i])}
+        running = {i: s for i, s in reserved.items() if s.state is JobState.RUNNING}
+        waiting = {i: s for i, s in reserved.items() if s.state is JobState.PENDING and _CLOSED in s.reason.lower()}
         if (running or waiting) and time.monotonic() - self._reservations_queried >= _RESERVATIONS_LAST:
             self._reservations_queried = time.monotonic()
             self._reserved = reservations(queues.values(), timeout=self.timeout) or self._reserved

@@ -25,8 +25,9 @@ def accounts() -> Accounts:
             for what, words in _ENFORCED.items()
             if words & set(config.get("AccountingStorageEnforce", "").lower().split(","))
         )
-        if config.get("AccountingStorageType", "").endswith("/none"):
-            return Accounts(unknown="AccountingStorageType = accounting_storage/none")
+        storage = config.get("AccountingStorageType", "")
+        if storage in ("accounting_storage/none", "(null)"):  # the second is how Slurm 26.05 says it
+            return Accounts(unknown=f"AccountingStorageType = {storage}")
         rows = answer([*_SHOW, "associations", f"user={user_name()}", "format=Cluster,Account,QOS"])
         qos = answer([*_SHOW, "qos", "format=Name,MaxWall,Flags"])
     except BatchError as error:

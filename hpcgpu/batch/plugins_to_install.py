@@ -1,6 +1,6 @@
 """Packages beside hpcgpu that add a batch system: what to install where that system is found.
 
-This file alone names them. It knows nothing else of these systems, and changes nothing where their packages are there.
+This file alone names them. It has nothing else of these systems, and changes nothing where their packages are there.
 """
 
 from __future__ import annotations
