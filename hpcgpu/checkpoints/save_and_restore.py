@@ -43,7 +43,7 @@ _PRIORITY = 1_000_000
 #: Seconds between two signs that this program still writes.
 _SIGN = 60.0
 #: Seconds between two lines that show how much is done.
-_LOOK = 0.5
+_SHOW = 0.5
 #: Seconds between two questions why no result is written or read: the answer has all workers.
 _ASK = 5.0
 
@@ -101,7 +101,7 @@ def checkpoint(
         Other users can change the directory.
     """
     keep = values.positive("checkpoint: keep", keep)
-    return save(client, data, Destination(directory=_place(client, path, name), keep=keep, quiet=quiet))
+    return save(client, data, Destination(directory=_directory(client, path, name), keep=keep, quiet=quiet))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +135,10 @@ def _far(client: Client) -> bool:
     return getattr(client.scheduler, "address", "") in ADDRESSES
 
 
-def _place(client: Client, path: str | Path, name: str) -> Path:
+def _directory(client: Client, path: str | Path, name: str) -> Path:
     """Return the directory of a checkpoint; one on another machine is expanded there."""
     if not _far(client):
-        return versions.place(path, name)
+        return versions.directory_of(path, name)
     if sys.platform == "win32":
         raise OptionError("checkpoint: on Windows it does not work for clusters that are reached by ssh")
     versions.check_name(name)
@@ -149,7 +149,7 @@ async def _expanded(client: Client, directory: Path) -> Path:
     """Return the directory of a checkpoint with the variables of the machine where it is."""
     if not _far(client):
         return directory
-    there: Path = await _disk(client)(versions.place, str(directory.parent), directory.name)
+    there: Path = await _disk(client)(versions.directory_of, str(directory.parent), directory.name)
     return there
 
 
@@ -203,7 +203,7 @@ def restore(
     NotTrusted
         Other users can change the directory: what is restored may run code.
     """
-    return client.sync(_restore, client, _place(client, path, name), resources, quiet)
+    return client.sync(_restore, client, _directory(client, path, name), resources, quiet)
 
 
 async def _save(client: Client, form: Any, futures: list[Future], to: Destination) -> Checkpoint:
@@ -358,7 +358,7 @@ async def _done(
             idle, asked = await _why_idle(futures), now
         progress.update(what, f"{done} of {counted(len(futures), 'piece')} for {duration(now - began)}{idle}")
         before = done
-        await asyncio.wait([waiting], timeout=_LOOK)
+        await asyncio.wait([waiting], timeout=_SHOW)
     return await waiting
 
 

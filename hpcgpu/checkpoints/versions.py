@@ -74,7 +74,7 @@ def software() -> dict[str, str]:
     }
 
 
-def place(path: str | Path, name: str) -> Path:
+def directory_of(path: str | Path, name: str) -> Path:
     """Return the directory of a checkpoint.
 
     Raises

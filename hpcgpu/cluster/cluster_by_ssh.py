@@ -29,9 +29,9 @@ from distributed.utils import Log, Logs
 
 from hpcgpu.checkpoints import save_and_restore
 from hpcgpu.checkpoints.save_and_restore import KEEP
-from hpcgpu.client import held_futures, reached_by_ssh
+from hpcgpu.client import futures_to_replay, reached_by_ssh
 from hpcgpu.client.connect import ClientBySSH
-from hpcgpu.client.hold import Hold, check_number
+from hpcgpu.client.hold import Hold, check_size
 from hpcgpu.client.questions_by_ssh import Questions
 from hpcgpu.client.reached_by_ssh import TIMEOUT, ReachedCluster, cluster_of
 from hpcgpu.client.replay import check
@@ -90,6 +90,10 @@ class ClusterBySSH:
                 raise OptionError(f"{name} does not work with host={host!r}: leave it out")
         if given.get("scheduler") == "local":
             raise OptionError(f"scheduler='local' does not work with host={host!r}: workers do not reach this machine")
+        if given.get("security") is False:
+            raise OptionError(
+                f"security=False does not work with host={host!r}: all users of this machine could use the way to it"
+            )
         if callable(given.get("notify")):
             raise OptionError(f"notify: with host={host!r} it is a command, which runs on the login node")
         self.host, self.system = host, system
@@ -127,7 +131,7 @@ class ClusterBySSH:
         threading.Thread(target=self._open_tunnel, name="hpcgpu-ssh", daemon=True).start()
         given = self._given
         here = collect() if given.get("environment_check", "error") == "error" else None
-        # the token tells that it is the same start if the connection breaks, and the command runs again
+        # by the token it is the same start if the connection breaks, and the command runs again
         arguments = ["start", "--system", self.system, "--token", secrets.token_hex(16), "--managed", "--no-wait"]
         more = {"config": _plain(given), "software": here, "show_errors": not self.quiet}
         answer = self.login.call_again([*arguments, "--json", "--", self._name], **more)
@@ -156,7 +160,7 @@ class ClusterBySSH:
         return self
 
     def _open_tunnel(self) -> None:
-        with suppress(HpcgpuError, OSError):  # `_reach` tries again, and tells the error
+        with suppress(HpcgpuError, OSError):  # `_reach` tries again, and reports the error
             reached_by_ssh.tunnel_of(self.login)
 
     def _reach(self, timeout: float | None = None) -> ReachedCluster:
@@ -190,12 +194,12 @@ class ClusterBySSH:
         if not self.directory:
             raise ClusterError(f"cluster {self._name} was not started yet: write `await cluster`, or use `async with`")
 
-    def _now(self) -> ReachedCluster:
+    def _now(self, timeout: float | None = None) -> ReachedCluster:
         """Return the way to its scheduler; only an asynchronous program does not wait for it."""
         if self._asynchronous and self._reached is None:
             self._check_usable()
             raise ClusterError(f"cluster {self._name} waits for its scheduler: `await cluster.get_client()`")
-        return self._reach()
+        return self._reach(timeout)
 
     def _do(self, work: Callable[[], _T], *, changes: bool = False) -> _T:
         """Do what waits for the login node; beside the event loop of an asynchronous program, which awaits it."""
@@ -266,7 +270,16 @@ class ClusterBySSH:
         """Return a client of the cluster; waits for the scheduler."""
         if self._asynchronous and self._reached is None:
             return self._client_later()
-        client = Client(self, timeout=TIMEOUT, direct_to_workers=False, asynchronous=self._asynchronous)
+        return self._client(default=True)
+
+    def _client(self, *, default: bool) -> Client:
+        client = Client(
+            self,
+            timeout=TIMEOUT,
+            direct_to_workers=False,
+            asynchronous=self._asynchronous,
+            set_as_default=default,
+        )
         self._clients.add(client)
         return client
 
@@ -370,26 +383,34 @@ class ClusterBySSH:
 
     def hold(
         self,
-        n_workers: int,
+        n_workers: int | None = None,
         *,
+        jobs: int | None = None,
         resources: Mapping[str, float] | None = None,
         timeout: float | str | None = None,
     ) -> Hold:
-        """Hold workers for a block of a program. See `hpcgpu.hold`."""
-        check_number("n_workers", n_workers)
+        """Hold workers for a block of a program. See `hpcgpu.GPUCluster.hold`."""
+        check_size(n_workers, jobs)
         limit = None if timeout is None else values.time_limit("hold: timeout", timeout)
-        self._now()
-        return Hold(self.get_client(), n_workers, resources=resources, timeout=limit, quiet=self.quiet)
+        scheduler = self._now(limit).scheduler
+        number = n_workers or (jobs or 0) * scheduler.workers_per_job
+
+        def make() -> Client:
+            return self._client(default=False)
+
+        return Hold(self, number, resources=resources, timeout=limit, quiet=self.quiet, make=make)
 
     def upload_package(self, path: str | Path) -> Any:
         """Give a package of this machine to all workers, present and later. See `hpcgpu.upload_package`."""
         if self._asynchronous:
             return self._upload_later(path)
-        with self.get_client() as client:
+        self._now()
+        with self._client(default=False) as client:
             return upload_package(client, path)
 
     async def _upload_later(self, path: str | Path) -> Any:
-        async with await self.get_client() as client:
+        await self._begin(self._reach)
+        async with self._client(default=False) as client:
             return await upload(client, path)
 
     def checkpoint(self, data: Any, path: str | Path | None = None, *, name: str, keep: int = KEEP) -> Any:
@@ -412,7 +433,7 @@ class ClusterBySSH:
         """Let the futures of a block outlive the scheduler: ``with cluster.replay():``. See `hpcgpu.replay`."""
         reached = self._now()
         check(reached.scheduler.on_scheduler_end)
-        return held_futures.keep(lambda client: cluster_of(client) is reached)
+        return futures_to_replay.keep(lambda client: cluster_of(client) is reached)
 
     def get_logs(self, cluster: bool = True, scheduler: bool = True, workers: bool = True) -> Logs:
         """Return the logs of its jobs, as one text.
@@ -505,7 +526,7 @@ class ClusterBySSH:
 
 
 def _close(clients: weakref.WeakSet[Client]) -> None:
-    """Close the clients of a cluster that ends: else they look for its scheduler."""
+    """Close the clients of a cluster that ends: else they wait for its next scheduler."""
     for client in list(clients):
         if not client.asynchronous:
             client.close()

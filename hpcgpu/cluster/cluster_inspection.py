@@ -156,7 +156,7 @@ class ClusterInspection(Adapter):
         if self.manager.starting:
             begun = time.monotonic()
             try:
-                await asyncio.wait_for(self._start(), None if timeout is None else parse_timedelta(timeout))
+                await asyncio.wait_for(self._begin(), None if timeout is None else parse_timedelta(timeout))
             except TimeoutError as error:
                 raise WorkerStartTimeoutError(
                     0, n_workers or wait_for_workers.wanted_workers(self._state), timeout
@@ -271,7 +271,7 @@ class ClusterInspection(Adapter):
 
     def _repr_html_(self, cluster_status: str | None = None) -> str:
         """Return a static picture of the cluster."""
-        still = self.asynchronous or self.called_from_running_loop
+        still = self.asynchronous or self._in_program
         return picture(self._snapshot([]) if still else self.snapshot())
 
     def _ipython_display_(self, **_: Any) -> None:
@@ -282,11 +282,11 @@ class ClusterInspection(Adapter):
             self._live = notebook.widget_of(self)
         notebook.show(self, self._live)
 
-    async def _start(self) -> None:
+    async def _begin(self) -> None:
         if not self.manager.begun and not self.options.cluster.quiet and (widget := notebook.widget_of(self)):
             self._live = widget
             self._cell = notebook.show(self, widget, now=True)
-        await super()._start()
+        await super()._begin()
 
     def report(self) -> Report:
         """Return the bill: the cost and use of the jobs, and what would have cost less. Works also after the end.

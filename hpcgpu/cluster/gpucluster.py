@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +16,7 @@ from distributed.deploy.spec import NoOpAwaitable
 
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem
-from hpcgpu.client.hold import Hold, check_number
+from hpcgpu.client.hold import Hold, check_size
 from hpcgpu.client.upload_package import upload
 from hpcgpu.cluster import notebook
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
@@ -30,17 +29,17 @@ from hpcgpu.existing_clusters.lookup import locate
 from hpcgpu.jobs.adaptive_record import AdaptiveRecord
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.manager import start_cluster
+from hpcgpu.manager.cancel_all import CLOSE_TIMEOUT
 from hpcgpu.manager.cluster_phases import Ownership
 from hpcgpu.manager.manager import Manager
 from hpcgpu.manager.notify import Callbacks
-from hpcgpu.manager.reconciler import CLOSE_TIMEOUT
+from hpcgpu.manager.worker_groups import script_of
 from hpcgpu.options import values
 from hpcgpu.options.method_arguments import checked
 from hpcgpu.options.shared_options_and_defaults import DEFAULT, Options
 from hpcgpu.scaling import sizes_to_jobs
-from hpcgpu.scaling.wanted_state import Adapt, AddGroup, DeleteGroup, Scale
-from hpcgpu.scripts import container, render
-from hpcgpu.store import create_directory, saved_options
+from hpcgpu.scaling.wanted_state import Adapt, AddGroup, DeleteGroup, Scale, check_new
+from hpcgpu.store import create_directory
 from hpcgpu.store.directory import ClusterDirectory
 
 
@@ -275,14 +274,13 @@ class GPUCluster(SavedResults):
     ) -> Hold:
         """Hold workers for a block of a program: ``with cluster.hold(8) as workers:``. See `hpcgpu.hold`.
 
-        A cluster that adapts requests the jobs for it. If the end of a job's walltime is known, it is shown before the
-        block begins.
+        A cluster that adapts requests the jobs for it. Before the block begins, it is shown which job ends first.
 
         Parameters
         ----------
         n_workers : int, optional
         jobs : int, optional
-            The workers of so many jobs of the default group.
+            So many workers as this number of jobs of the default group has. They may be in other jobs and groups.
         resources : mapping, optional
             The Dask resources that each of them must have. Default: workers with a GPU.
         timeout : number or str, optional
@@ -297,9 +295,7 @@ class GPUCluster(SavedResults):
         TimeoutError
             Not so many workers were free within `timeout`.
         """
-        if (n_workers is None) == (jobs is None):
-            raise OptionError("hold: write either n_workers or jobs")
-        check_number(*(("n_workers", n_workers) if jobs is None else ("jobs", jobs)))
+        check_size(n_workers, jobs)
         self._check_usable()
         number = n_workers or (jobs or 0) * self.options.worker.workers_per_job
         return Hold(
@@ -508,31 +504,12 @@ class GPUCluster(SavedResults):
             The cluster has failed or is closed, or another program manages it.
         """
         self._check_usable()
-        if name in self._state.registry.groups:
-            raise OptionError(
-                f"there is a worker group named {name!r} already. To change its size, call scale(jobs=..., "
-                f"worker_group={name!r})"
-            )
+        check_new(name, self._state.registry.groups)
         worker = resolve_group(name, options, self.options)
         start_cluster.warn_of_end(self.options, worker)
-        script = render.script_name(self.system, "worker", name)
-        text = render.render(self.system, "worker", replace(self.options, worker=worker), self.directory.path, name)
         target = sizes_to_jobs.jobs_for(worker, jobs=jobs, call="add_worker_group: {}")
-        container.provide(self.directory.path, worker)
-        path = self.directory.write(script, text)
-
-        def act() -> None:
-            group = self._state.registry.add_group(name, worker, path)
-            try:
-                self._save_groups()
-                self.manager.order(AddGroup(name, target))
-            except BaseException:
-                self._state.registry.remove_group(group)
-                with suppress(OSError):
-                    self._save_groups()
-                raise
-
-        self._act(act)
+        command = AddGroup(name, target, script=script_of(name, worker, self.options, self.directory.path))
+        self._act(lambda: self.manager.groups.add(command, worker))
 
     def delete_worker_group(self, name: str) -> None:
         """Drain all jobs of a group, and delete the group.
@@ -546,17 +523,4 @@ class GPUCluster(SavedResults):
         ClusterError
             The cluster has failed or is closed, or another program manages it.
         """
-        self._check_usable()
-        self._state.registry.group_named(name)
-        if name == DEFAULT:
-            raise OptionError("the default group cannot be deleted: scale(jobs=0) ends its jobs")
-
-        def act() -> None:
-            self.manager.order(DeleteGroup(name))
-            self._save_groups()
-
-        self._act(act)
-
-    def _save_groups(self) -> None:
-        groups = {name: group.options for name, group in self._state.registry.groups.items() if name != DEFAULT}
-        saved_options.write(self.directory, self.options, groups)
+        self._act(lambda: self.manager.groups.delete(DeleteGroup(name)))

@@ -11,7 +11,7 @@ from distributed import Future, futures_of
 
 from hpcgpu.checkpoints import save_and_restore, versions
 from hpcgpu.checkpoints.save_and_restore import KEEP, Checkpoint, Destination
-from hpcgpu.client import held_futures
+from hpcgpu.client import futures_to_replay
 from hpcgpu.client.connect import directory_of
 from hpcgpu.client.replay import check
 from hpcgpu.cluster.cluster_inspection import ClusterInspection
@@ -49,7 +49,7 @@ class SavedResults(ClusterInspection):
         ClusterError
             The cluster has failed, or was closed.
         """
-        place, quiet = versions.place(self._checkpoint_directory(path), name), self.options.cluster.quiet
+        place, quiet = versions.directory_of(self._checkpoint_directory(path), name), self.options.cluster.quiet
         to = Destination(
             directory=place, keep=values.positive("checkpoint: keep", keep), quiet=quiet, cluster=self.directory
         )
@@ -104,7 +104,7 @@ class SavedResults(ClusterInspection):
         self._check_usable()
         check(self.options.cluster.on_scheduler_end)
         path = self.directory.path
-        return held_futures.keep(lambda client: client.cluster is self or directory_of(client) == path)
+        return futures_to_replay.keep(lambda client: client.cluster is self or directory_of(client) == path)
 
     def _checkpoint_directory(self, path: str | Path | None) -> str | Path:
         return chosen(path, self.options.cluster.checkpoint_directory)

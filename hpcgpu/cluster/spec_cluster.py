@@ -1,20 +1,25 @@
 """Adapts a `Manager` to `distributed.deploy.spec.SpecCluster`, which users and tools expect.
 
 It holds no state of the cluster: its properties read, its methods send commands. It uses these parts of SpecCluster:
-the constructor, the event loop in a thread, `sync`, ``async with``, `get_client`, `get_logs` and the exit hook.
+the constructor, `sync`, ``with``, `get_client`, `get_logs` and the exit hook.
 
-SpecCluster does not handle grouped workers, dead jobs and a dead scheduler correctly (distributed #4069, #9102), so it
-overrides planning, retirement, status, start and end.
+SpecCluster does not handle grouped workers, dead jobs and a dead scheduler correctly (distributed #4069, #9102), so
+planning, retirement, status, start and end are here. SpecCluster plans and starts nothing, because its constructor runs
+in the event loop, where it leaves the start to who awaits it, and because the public names that lead to its own start,
+plan and end are overridden.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import suppress
+from functools import partial
 from typing import Any, ClassVar, Self
 
 from distributed.core import Status
 from distributed.deploy.spec import SpecCluster
+from distributed.utils import LoopRunner, NoOpAwaitable, in_async_call, sync
 
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
 from hpcgpu.errors import ClusterError, Superseded
@@ -23,6 +28,7 @@ from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.manager import Manager
 from hpcgpu.manager.notify import Callbacks
 from hpcgpu.manager.reconciler import Reconciler
+from hpcgpu.manager.submit_planned import wait_for_submits
 from hpcgpu.options.shared_options_and_defaults import Options
 from hpcgpu.plan import Planner
 from hpcgpu.scaling import worker_names
@@ -51,13 +57,25 @@ class Adapter(SpecCluster):  # type: ignore[misc]
 
     def __init__(self, manager: Manager, *, asynchronous: bool, loop: Any) -> None:
         self.manager = manager
-        super().__init__(
+        self._thread = LoopRunner(loop, asynchronous)
+        self._in_program = asynchronous or (loop is not None and in_async_call(loop))
+        construct = partial(
+            super().__init__,
             worker={"cls": WorkerJob, "options": {}},
-            asynchronous=asynchronous,
-            loop=loop,
+            asynchronous=True,
             name=manager.options.cluster.name,
             security=manager.security,
         )
+        if self._in_program:
+            construct(loop=self._thread.loop)
+            return
+        self._thread.start()
+
+        async def construct_in_loop() -> None:
+            construct(loop=self._thread.loop)
+
+        sync(self._thread.loop, construct_in_loop)
+        self.sync(self._begin)
 
     # Views. In SpecCluster these are attributes that its constructor sets
 
@@ -144,12 +162,6 @@ class Adapter(SpecCluster):  # type: ignore[misc]
 
     # Methods that upstream calls
 
-    def _correct_state(self) -> asyncio.Future[Any]:
-        """Submit the planned jobs; return a future that waits for the submits, but not for jobs that drain."""
-        self.reconciler.submitter.submit_planned()
-        submits = [job.submit_task for job in self._state.registry.worker_jobs if job.submit_task is not None]
-        return asyncio.gather(*submits, return_exceptions=True)
-
     async def scale_down(self, workers: Iterable[str]) -> None:
         """Drain the jobs all of whose workers are named. Names of jobs count too.
 
@@ -161,7 +173,8 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         self._check_usable()
         self.reconciler.scale_down({str(worker) for worker in workers})
         self.reconciler.submitter.submit_planned()
-        await asyncio.gather(*self._state.tasks, return_exceptions=True)
+        if tasks := self._state.tasks:
+            await asyncio.wait(tasks)  # a wait that is given up ends none of them
 
     def _check_usable(self) -> None:
         """Raise `ClusterError` if the cluster has failed, or if this program has closed it."""
@@ -194,17 +207,21 @@ class Adapter(SpecCluster):  # type: ignore[misc]
         """Send a command of the user to the manager."""
         self._act(lambda: self.manager.order(command))
 
-    async def _start(self) -> None:
+    # Start and end
+
+    async def _begin(self) -> None:
+        """Start the cluster, and submit the planned jobs; wait for the submits, but not for jobs that drain."""
         await self.manager.start()
+        self.reconciler.submitter.submit_planned()
+        await wait_for_submits(self._state.registry.worker_jobs)
 
     def __await__(self) -> Generator[Any, Any, Self]:
         async def _() -> Self:
             try:
-                await self._start()
-                await self._correct_state()
+                await self._begin()
             except asyncio.CancelledError:
                 if not self.manager.may_stay:
-                    await self._close()
+                    await self._end()
                 raise
             return self
 
@@ -215,8 +232,28 @@ class Adapter(SpecCluster):  # type: ignore[misc]
             await self
         return self
 
+    async def __aexit__(self, *_: object) -> None:
+        await self._end()
+
+    def close(self, timeout: float | None = None) -> Awaitable[None] | None:
+        """Close the cluster: end its jobs, unless it was attached to with ``shutdown_on_close=False``.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait for the end.
+        """
+        ended: Awaitable[None] | None = None
+        if self.status != Status.closed:
+            with suppress(RuntimeError):  # the event loop has ended with the program
+                ended = self.sync(self._end, callback_timeout=timeout)
+        if self.asynchronous:
+            return NoOpAwaitable() if ended is None else ended
+        self._thread.stop()
+        return None
+
+    async def _end(self) -> None:
+        await self.manager.close()
+
     async def _detach(self) -> None:
         await self.manager.detach()
-
-    async def _close(self) -> None:
-        await self.manager.close()

@@ -29,7 +29,7 @@ from hpcgpu.profiles import site_profiles
 _T = TypeVar("_T")
 _J = TypeVar("_J", bound=JobOptions)
 #: The interpreter in an image, unless the option `python` names another one.
-_PYTHON_INSIDE = "python3"
+_PYTHON_OF_IMAGE = "python3"
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _read(classes: OptionClasses, given: _Given) -> Options:
     worker = _build(
         classes.worker, {k: v for k, v in given.options.items() if k in names(classes.worker)}, given.origins
     )
-    worker = _python_inside(worker, given.options)
+    worker = _python_of_image(worker, given.options)
     _check_worker(worker, classes)
     if cluster.checkpoint_every and cluster.checkpoint_directory is None:
         raise OptionError(
@@ -203,7 +203,7 @@ def resolve_group(name: str, arguments: Mapping[str, Any], base: Options) -> Wor
     own = _canonical(classes, {k: v for k, v in arguments.items() if v is not None}, where, ("worker",))
     built = _build(classes.worker, own, dict.fromkeys(own, where))
     inherited = _inherited(own, built, base.worker)
-    group = _python_inside(dataclasses.replace(built, **inherited), own, base.worker)
+    group = _python_of_image(dataclasses.replace(built, **inherited), own, base.worker)
     without_gpu = base.scheduler is not None and base.scheduler.gpus_per_node == 0
     if base.cluster.protocol == "ucx" and group.gpus_per_node and without_gpu:
         raise OptionError(
@@ -237,7 +237,7 @@ def _scheduler_options(
     sections = {name: f"dask config {section}: " for name, section in given.scheduler_sections.items()}
     built = _build(classes.scheduler, own, {**dict.fromkeys(own, "scheduler: "), **sections})
     inherited = _inherited(own, built, worker) | _nodes_of(own, built, worker)
-    options = _python_inside(dataclasses.replace(built, **inherited), own, worker)
+    options = _python_of_image(dataclasses.replace(built, **inherited), own, worker)
     if options.gpus_per_node > 1:
         raise OptionError(
             f"scheduler: gpus_per_node={options.gpus_per_node}, but the scheduler uses one GPU: write 1 or 0"
@@ -287,7 +287,7 @@ def _nodes_of(own: Mapping[str, Any], built: SchedulerOptions, worker: WorkerOpt
     return inherited
 
 
-def _python_inside(job: _J, own: Mapping[str, Any], above: JobOptions | None = None) -> _J:
+def _python_of_image(job: _J, own: Mapping[str, Any], above: JobOptions | None = None) -> _J:
     """Return the options of a job. A container's Python is the image's, unless the user names a Python.
 
     Parameters
@@ -300,7 +300,7 @@ def _python_inside(job: _J, own: Mapping[str, Any], above: JobOptions | None = N
     """
     if not job.container or "python" in own or (above is not None and above.container):
         return job
-    return dataclasses.replace(job, python=_PYTHON_INSIDE)
+    return dataclasses.replace(job, python=_PYTHON_OF_IMAGE)
 
 
 def _check_worker(worker: WorkerOptions, classes: OptionClasses, where: str = "") -> None:

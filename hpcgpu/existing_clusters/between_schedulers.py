@@ -64,7 +64,7 @@ def between_schedulers(directory: ClusterDirectory, jobs: Sequence[JobInfo], *, 
         return None
     schedulers = [job for job in jobs if job.kind == "scheduler"]
     over = [job for job in schedulers if has_ended(job)]
-    dropped = {submit.name for submit in directory.submits() if submit.cancelled}
+    dropped = {submit.name for submit in directory.submits() if submit.unwanted}
     there = [job for job in schedulers if job not in over and job.name not in dropped]
     served = contact.job_id if contact is not None else ""
     if (manager is None or manager.left) and not there:  # then no other scheduler follows

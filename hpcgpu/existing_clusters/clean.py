@@ -21,7 +21,7 @@ from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem, JobStatus
 from hpcgpu.errors import BatchError, BatchUnavailable, Damaged, HpcgpuError, NotTrusted
 from hpcgpu.existing_clusters.lookup import directories, system_of
-from hpcgpu.existing_clusters.query_jobs import known
+from hpcgpu.existing_clusters.query_jobs import jobs_without_end
 from hpcgpu.store.directory import ClusterDirectory
 
 #: Name of a directory during its removal. If the removal is incomplete, the next call continues it.
@@ -105,15 +105,15 @@ class Queues:
         self._batches: dict[str, BatchSystem] = {}
         self._silent: dict[str, BatchUnavailable] = {}
 
-    def known(self, directory: ClusterDirectory) -> dict[str, JobStatus]:
-        """Return what the queue reports about a cluster's jobs; see `hpcgpu.existing_clusters.query_jobs.known`."""
+    def jobs_without_end(self, directory: ClusterDirectory) -> dict[str, JobStatus]:
+        """Return what the queue reports about a cluster's jobs, see the function of this name in `query_jobs`."""
         system = system_of(directory)
         if system in self._silent:
             raise self._silent[system]
         if system not in self._batches:
             self._batches[system] = batch_system(system)
         try:
-            return known(directory, self._batches[system])
+            return jobs_without_end(directory, self._batches[system])
         except BatchUnavailable as error:
             self._silent[system] = error
             raise
@@ -132,7 +132,7 @@ def why_not(one: Ended, queues: Queues, *, now: float, older_than: float) -> str
     if about.st_uid != os.geteuid():
         return "it belongs to another user"
     try:
-        alive = [job.job_id for job in queues.known(directory).values() if not job.state.ended]
+        alive = [job.job_id for job in queues.jobs_without_end(directory).values() if not job.state.ended]
     except (HpcgpuError, BatchError, OSError) as error:
         return f"it is not certain that its jobs have ended: {error}"
     return f"its jobs have not ended: {' '.join(alive)}" if alive else ""

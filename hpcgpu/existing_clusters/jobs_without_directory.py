@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpcgpu.batch import batch_system, system_registry
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
+from hpcgpu.batch.reasons import why_it_stays
 from hpcgpu.errors import BatchError
 from hpcgpu.existing_clusters.lookup import Found
 from hpcgpu.store.directory import ClusterDirectory
@@ -32,7 +33,7 @@ def strays(known: Collection[Found], silent: Callable[[str], None] = lambda prob
     silent : callable, optional
         Called with a sentence about each batch system that does not answer.
     """
-    taken = {(one.system, job.job_id) for one in known for job in one.jobs}
+    with_directory = {(one.system, job.job_id) for one in known for job in one.jobs}
     found = []
     for system in system_registry.systems():
         if not (shutil.which(system.command) if system.command else system.fallback):
@@ -45,22 +46,22 @@ def strays(known: Collection[Found], silent: Callable[[str], None] = lambda prob
             if not system.fallback:  # a queue of this machine, which another machine may have used
                 silent(f"it is not known whether jobs run whose cluster directory was removed: {error}")
             continue
-        places = dict[Path, list[JobStatus]]()
+        directories = dict[Path, list[JobStatus]]()
         for job in jobs:
-            if (system.name, job.job_id) not in taken:
-                places.setdefault(marked[job.job_id].parent, []).append(job)
-        found += [_found(system.name, place, there) for place, there in places.items()]
+            if (system.name, job.job_id) not in with_directory:
+                directories.setdefault(marked[job.job_id].parent, []).append(job)
+        found += [_found(system.name, path, there) for path, there in directories.items()]
     return found
 
 
-def _found(system: str, place: Path, jobs: list[JobStatus]) -> Found:
+def _found(system: str, path: Path, jobs: list[JobStatus]) -> Found:
     began = [job.start for job in jobs if job.start is not None]
     return Found(
-        directory=ClusterDirectory(place),
+        directory=ClusterDirectory(path),
         system=system,
         created=min(began, default=time.time()),
         jobs=jobs,
-        problem=f"its directory is gone, so no program can use it. To end its jobs, run: hpcgpu stop {place.name}",
+        problem=f"its directory is gone, so no program can use it. To end its jobs, run: hpcgpu stop {path.name}",
         known=True,
     )
 
@@ -81,8 +82,8 @@ def end(
     while True:
         left = [job for job in batch.poll(ids).values() if not job.state.ended and job.name == names[job.job_id]]
         now = time.monotonic()
-        if not left or now > deadline:
-            return [job for job in left if job.state is not JobState.COMPLETING]
+        if now > deadline or all(map(why_it_stays, left)):
+            return [job for job in left if job.state is not JobState.COMPLETING or why_it_stays(job)]
         if now >= again:
             batch.cancel([job.job_id for job in left])
             again = now + _CANCEL_AGAIN

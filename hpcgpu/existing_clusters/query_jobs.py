@@ -48,7 +48,7 @@ def query(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobStatus
     return {i: statuses[i] for i, submit in jobs.items() if i in statuses and statuses[i].name == submit.name}
 
 
-def looked_up(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobStatus]:
+def query_with_accounting(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobStatus]:
     """Return the status of these jobs from the queue, or from the accounting if the queue has forgotten them."""
     statuses = query(jobs, batch)
     if gone := set(jobs) - set(statuses):
@@ -57,7 +57,9 @@ def looked_up(jobs: Mapping[str, Submit], batch: BatchSystem) -> dict[str, JobSt
     return statuses
 
 
-def known(directory: ClusterDirectory, batch: BatchSystem, more: Iterable[Submit] = ()) -> dict[str, JobStatus]:
+def jobs_without_end(
+    directory: ClusterDirectory, batch: BatchSystem, more: Iterable[Submit] = ()
+) -> dict[str, JobStatus]:
     """Return the status of the jobs whose end the journal does not explain, by id, from queue or accounting.
 
     Parameters
@@ -75,7 +77,7 @@ def known(directory: ClusterDirectory, batch: BatchSystem, more: Iterable[Submit
     check_queue(directory, batch)
     submits = [*directory.submits(), *more]
     jobs = {submit.job_id: submit for submit in submits if submit.job_id is not None and submit.how is None}
-    return looked_up(jobs, batch)
+    return query_with_accounting(jobs, batch)
 
 
 def note_ends(
@@ -92,7 +94,7 @@ def note_ends(
     """
     with suppress(BatchError, OSError):
         found = {i: replace(one, state=JobState.CANCELLED, end=time.time()) for i, one in (cancelled or {}).items()}
-        found |= {job_id: status for job_id, status in known(directory, batch).items() if status.state.ended}
+        found |= {job_id: status for job_id, status in jobs_without_end(directory, batch).items() if status.state.ended}
         if found:
             how = {one.name: End(state=one.state.value, start=one.start, end=one.end) for one in found.values()}
             directory.ended({one.name: job_id for job_id, one in found.items()}, how)
@@ -135,13 +137,11 @@ def live_jobs(directory: ClusterDirectory, batch: BatchSystem) -> list[JobStatus
 
 
 def live_and_unknown(directory: ClusterDirectory, batch: BatchSystem) -> tuple[list[JobStatus], list[str]]:
-    """Return the jobs of a cluster that have not ended, and its unknown jobs.
+    """Return the jobs of a cluster that live, and those that may live: ids, or names of jobs without a known id.
 
-    The unknown jobs are ids, or names if there is no id.
-
-    Only the queue reports which jobs live. An unknown job has not necessarily ended: only the journal, the queue or the
-    accounting can prove the end. In two cases an unknown job has ended: the embedded queue never forgets a live job on
-    its own machine, and a scheduler that ends removes the keys of its cluster.
+    A job may live if the queue does not report it, and neither the journal nor the accounting proves its end. In two
+    cases there is no such job: on its own machine, the embedded queue reports every job that lives; and a scheduler job
+    that ends removes the keys of its cluster.
 
     Raises
     ------

@@ -22,7 +22,7 @@ from hpcgpu.display.job_info import JobInfo
 from hpcgpu.errors import BatchError, OptionError
 from hpcgpu.existing_clusters.between_schedulers import NO_SCHEDULER, Restart, between_schedulers
 from hpcgpu.existing_clusters.lookup import batch_of, locate, system_of
-from hpcgpu.existing_clusters.query_jobs import ended_by_itself, looked_up, submitted
+from hpcgpu.existing_clusters.query_jobs import ended_by_itself, query_with_accounting, submitted
 from hpcgpu.existing_clusters.unsubmitted_jobs import unfinished
 from hpcgpu.posix.threads import run
 from hpcgpu.runtime import dashboard_access
@@ -335,7 +335,7 @@ class Observer:
         try:
             submits = submitted(self.directory, batch)
             statuses = {i: one for i, one in self._statuses.items() if i in submits and one.state.ended}
-            statuses |= looked_up({i: one for i, one in submits.items() if i not in statuses}, batch)
+            statuses |= query_with_accounting({i: one for i, one in submits.items() if i not in statuses}, batch)
         except BatchError as error:
             self._problem = str(error)
             self._cadence.failed(now=now)
@@ -471,7 +471,7 @@ def _whose(job: JobInfo, submit: Submit | None, over: float | None) -> JobInfo:
     over : float or None
         When the cluster was closed or stopped, epoch seconds. The clocks of the queue and of this machine may differ.
     """
-    state, decided = JobState(job.state), submit is not None and submit.cancelled
+    state, decided = JobState(job.state), submit is not None and submit.unwanted
     if submit is not None and submit.before_close:
         over = None
     if cancel_of_ours(state, decided=decided, ended=job.ended, over=over):

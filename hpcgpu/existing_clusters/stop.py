@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
 from hpcgpu.batch.queue_monitor import presumed_ended
+from hpcgpu.batch.reasons import why_it_stays
 from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.errors import ClusterError
 from hpcgpu.existing_clusters.lookup import batch_of
@@ -40,7 +41,7 @@ def stop(
     with suppress(OSError):  # on a full disk the jobs are nevertheless cancelled
         if not directory.closing:
             directory.begin_close()
-    empty, again, seen = 0, dict[str, float](), dict[str, JobStatus]()
+    empty, stuck, again, seen = 0, 0, dict[str, float](), dict[str, JobStatus]()
     while True:
         jobs = live_jobs(directory, batch)
         seen |= {job.job_id: job for job in jobs}
@@ -49,9 +50,11 @@ def stop(
             note_ends(directory, batch, seen)
             directory.close()
             return []
-        if time.monotonic() > deadline:
+        # one answer may leave out a job, and a submit that is under way brings another
+        stuck = stuck + 1 if jobs and all(map(why_it_stays, jobs)) else 0
+        if time.monotonic() > deadline or (stuck > 1 and not submitting(directory, now=time.time())):
             # an epilog may take minutes, but the job cannot continue
-            left = [job for job in jobs if job.state is not JobState.COMPLETING]
+            left = [job for job in jobs if job.state is not JobState.COMPLETING or why_it_stays(job)]
             if jobs and not left and not submitting(directory, now=time.time()):
                 directory.close()
             return left
@@ -72,8 +75,12 @@ def stop_all(directory: ClusterDirectory) -> None:
     BatchUnavailable
         The queue does not answer.
     """
-    if left := [job.job_id for job in stop(directory, batch_of(directory))]:
-        raise ClusterError(
-            f"still in the queue: {listed(left, ', ')}. Stop the cluster again. If they stay, cancel them with the "
-            "batch system's own command"
-        )
+    if left := stop(directory, batch_of(directory)):
+        raise ClusterError(what_stays(left, "Stop the cluster again"))
+
+
+def what_stays(left: list[JobStatus], again: str) -> str:
+    """Return what messages say about the jobs that `stop` leaves; `again` is how to stop them again."""
+    ids = listed([job.job_id for job in left if not why_it_stays(job)], ", ")
+    others = f"still in the queue: {ids}. {again}. If they stay, cancel them with the batch system's own command"
+    return "\n".join([*filter(None, map(why_it_stays, left)), *([others] if ids else [])])

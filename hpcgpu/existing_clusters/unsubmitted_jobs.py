@@ -62,7 +62,7 @@ def _abandoned(directory: ClusterDirectory, *, now: float) -> bool:
 
 
 def _counts(submit: Submit, group: str) -> bool:
-    return submit.kind == "worker" and submit.group == group and not submit.cancelled
+    return submit.kind == "worker" and submit.group == group and not submit.unwanted
 
 
 def _refusal(submits: list[Submit]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +33,19 @@ _IN_MEMORY = re.compile(r"hpcgpu: unpacking .* into (\S+), which is memory")
 _OWN_WORDS = "distributed.hpcgpu - ERROR"
 #: Most characters of that error that a report repeats.
 _MESSAGE_LENGTH = 300
+
+
+def nodes_to_avoid(directives: Iterable[str], lost: Collection[str]) -> list[str]:
+    """Return the nodes that a job avoids: those on which jobs were lost, and those that the directives exclude.
+
+    Empty if none was lost: then the directives of the script count.
+    """
+    own: list[str] = []
+    for text in directives if lost else ():
+        option, _, value = text.replace("=", " ", 1).strip().partition(" ")
+        if option in ("-x", "--exclude"):
+            own += shlex.split(value)
+    return [*own, *lost]
 
 
 class Job:
@@ -98,22 +113,24 @@ class Job:
         if isinstance(phase, Ended):
             # the queue had only forgotten the job, and one of its processes is connected again
             if not status.state.ended:
+                self.dispatcher.cancel_had_no_effect(self.job_id)
                 self.phase = Running(phase.work, proven_after=self.view)
         elif status.state.ended:
             self._end(status, now=now)
         elif isinstance(phase, Draining):
-            phase.before = self._observed(phase.before, status.state, now=now)
+            phase.before = self._observed(phase.before, status.state, self.job_id, now=now)
         else:
-            self.phase = self._observed(phase, status.state, now=now)
+            self.phase = self._observed(phase, status.state, self.job_id, now=now)
 
-    def _observed(self, phase: Active, state: JobState, *, now: float) -> Active:
+    def _observed(self, phase: Active, state: JobState, job_id: str, *, now: float) -> Active:
         if isinstance(phase, Queued) and (self.proven or state in (JobState.RUNNING, JobState.COMPLETING)):
-            # a running job started before the cancel; a job that is completing may never have run
-            cancelled = phase.cancel_requested and state is JobState.COMPLETING
-            phase = Running(Work(wait_known=phase.wait_known), phase.retry_at, cancel_requested=cancelled)
+            if state is not JobState.COMPLETING:  # a job that is completing may never have run
+                self.dispatcher.cancel_had_no_effect(job_id)
+            phase = Running(Work(wait_known=phase.wait_known), phase.retry_at)
         elif isinstance(phase, Running) and state is JobState.PENDING:
             # requeued: the data of its workers is lost, and the time of its first run does not count as a wait
             phase = Queued(retry_at=phase.retry_at, wait_known=True)
+            self.dispatcher.cancel_had_no_effect(job_id)
         if isinstance(phase, Running) and self.proven:
             phase.proven_after = self.view
         if isinstance(phase, Running) and self.workers:
@@ -123,39 +140,22 @@ class Job:
     def _end(self, status: JobStatus, *, now: float) -> None:
         phase = self.phase
         before = phase.before if isinstance(phase, Draining) else phase
-        cancel_requested = isinstance(before, Queued | Running) and before.cancel_requested
-        # some queues forget a cancelled job at once
-        gone = status.state is JobState.CANCELLED or (self.view is not None and self.view.missing_since is not None)
-        cancelled = cancel_requested and gone
-        drained = isinstance(phase, Draining) or cancelled
-        at = status.end if status.end is not None and status.end <= now else now
-        if isinstance(phase, Draining) and phase.cancelled_at is not None:
-            at = phase.cancelled_at
+        drained = isinstance(phase, Draining) or self._cancel_confirmed
+        at = self.cancelled_at or (status.end if status.end is not None and status.end <= now else now)
         presumed = isinstance(before, Queued) and before.presumed_ended
-        self.phase = Ended(at, self.work, drained=drained, cancelled=cancelled, presumed=presumed)
+        self.phase = Ended(at, self.work, drained=drained, presumed=presumed)
 
     def drain(self, why: Drain, *, begun: bool = True) -> None:
         """Planned, submitting, queued or running -> draining."""
         assert not isinstance(self.phase, Draining | Ended), self.phase
         self.phase = Draining(self.phase, why, begun=begun)
 
-    def stay(self, *, retry_at: float = 0.0) -> None:
+    def return_to_plan(self, *, retry_at: float = 0.0) -> None:
         """Draining -> what it was before; it is not drained again before `retry_at`."""
         if isinstance(self.phase, Draining):
             self.phase = self.phase.before
             if isinstance(self.phase, Queued | Running):
                 self.phase.retry_at = retry_at
-
-    def cancelling(self) -> None:
-        """Record that a cancel is being sent to the batch system. It counts even if the answer is lost."""
-        if isinstance(self.phase, Draining) and isinstance(self.phase.before, Queued | Running):
-            self.phase.before.cancel_requested = True
-
-    def cancelled(self, *, now: float) -> None:
-        """Record that the cancel was sent: its workers are gone, also if the queue still reports the job."""
-        self.workers.clear()
-        if isinstance(self.phase, Draining):
-            self.phase.cancelled_at = self.phase.cancelled_at or now
 
     # From the phase
 
@@ -164,6 +164,12 @@ class Job:
         """What its workers do, or did. Empty before the job runs."""
         phase = self.phase.before if isinstance(self.phase, Draining) else self.phase
         return phase.work if isinstance(phase, Running | Ended) else Work()
+
+    @property
+    def cancelled_at(self) -> float | None:
+        """Epoch seconds at which it was cancelled, if it drains: the queue may report it for longer."""
+        cancelled = isinstance(self.phase, Draining) and self.dispatcher.cancelled(self.job_id)
+        return self.dispatcher.cancels[self.job_id or ""].at if cancelled else None
 
     @property
     def draining(self) -> bool:
@@ -240,8 +246,7 @@ class Job:
         status = self.queue_status
         if status.state is JobState.PENDING:
             return 0.0
-        cancelled_at = self.phase.cancelled_at if isinstance(self.phase, Draining) else None
-        until = self.phase.at if isinstance(self.phase, Ended) else cancelled_at or now
+        until = self.phase.at if isinstance(self.phase, Ended) else self.cancelled_at or now
         began = status.start or self.work.joined_at
         return max(0.0, until - began) if began is not None else 0.0
 
@@ -271,16 +276,21 @@ class Job:
         return printable("\n".join([*messages[-1:], *found[-_LOG_TAIL:]]), _LOG_LENGTH, lines=True)
 
     @property
-    def _cancelled_by_us(self) -> bool:
-        """Whether hpcgpu cancelled it. A cancel of pending jobs does not count if the job was running."""
-        return self.job_id in self.dispatcher.cancelled or (isinstance(self.phase, Ended) and self.phase.cancelled)
+    def _cancel_confirmed(self) -> bool:
+        """Whether hpcgpu sent a cancel, also one without an answer, and the queue confirms it or has forgotten the job.
+
+        Some queues forget a cancelled job at once.
+        """
+        forgotten = self.view is not None and self.view.missing_since is not None
+        gone = self.queue_status.state is JobState.CANCELLED or forgotten
+        return gone and self.job_id in self.dispatcher.cancels
 
     def info(self, *, now: float) -> JobInfo:
         """Describe the job as it is now. It is never shown as pending or running if that is known to be wrong."""
         status = self.queue_status
         state = status.state
         ends = state is JobState.COMPLETING or not (state.ended or self.proven)
-        if ends and self.job_id in self.dispatcher.cancelled:
+        if ends and self.dispatcher.cancelled(self.job_id):
             state, reason = JobState.COMPLETING, OWN_CANCEL
         elif self.job_id is None:
             reason = "it is being submitted"
@@ -291,7 +301,7 @@ class Job:
         elif state is JobState.RUNNING and not status.halted:
             held = isinstance(self.phase, Draining) and self.phase.held
             reason = HELD if held else self.shortage(now=now) or self.idleness(now=now)
-        elif cancel_of_ours(state, decided=self._cancelled_by_us):
+        elif cancel_of_ours(state, decided=self.dispatcher.cancelled(self.job_id) or self._cancel_confirmed):
             state, reason = JobState.CANCELLED, OWN_CANCEL
         else:
             reason = explain(status, kind=self.kind)
@@ -364,7 +374,7 @@ class Job:
     def _how_it_ended(self) -> str:
         status, dispatcher = self.queue_status, self.dispatcher
         # by this program, or by another program that stopped the whole cluster
-        decided = self.job_id in dispatcher.cancelled
+        decided = dispatcher.cancelled(self.job_id)
         if cancel_of_ours(status.state, decided=decided, ended=status.end, over=dispatcher.directory.ended_at()):
             return f"{JobState.CANCELLED.value}: {OWN_CANCEL}"
         if status.state is JobState.FAILED and self.killed_for_memory:

@@ -82,8 +82,6 @@ class Queued:
     ----------
     retry_at : float
         Epoch seconds before which it is not drained again.
-    cancel_requested : bool
-        A cancel was sent to the batch system, but the answer was lost.
     presumed_ended : bool
         An earlier manager submitted it, and the queue does not know it: most likely it has ended.
     wait_known : bool
@@ -91,7 +89,6 @@ class Queued:
     """
 
     retry_at: float = 0.0
-    cancel_requested: bool = False
     presumed_ended: bool = False
     wait_known: bool = False
 
@@ -103,7 +100,7 @@ class Running:
     Attributes
     ----------
     work : Work
-    retry_at, cancel_requested
+    retry_at
         See `Queued`.
     proven_after : View or None
         The queue's last report at the time when a process was connected. If it reports the job as pending, it is
@@ -112,7 +109,6 @@ class Running:
 
     work: Work = field(default_factory=Work)
     retry_at: float = 0.0
-    cancel_requested: bool = False
     proven_after: View | None = None
 
 
@@ -137,8 +133,6 @@ class Draining:
         Whether its drain waits for a program that holds its workers.
     retired : set of str
         Addresses of its workers that were requested to take no more tasks.
-    cancelled_at : float or None
-        Epoch seconds at which it was cancelled.
     """
 
     before: Active
@@ -147,7 +141,6 @@ class Draining:
     loses: bool = False
     held: bool = False
     retired: set[str] = field(default_factory=set)
-    cancelled_at: float | None = None
 
     @property
     def refuses(self) -> bool:
@@ -167,8 +160,6 @@ class Ended:
         What its workers did.
     drained : bool
         Whether its end was intended.
-    cancelled : bool
-        Whether the batch system confirmed our cancel.
     presumed : bool
         Whether it most likely ended before this program managed the cluster.
     handled, noted : bool
@@ -178,7 +169,6 @@ class Ended:
     at: float
     work: Work
     drained: bool
-    cancelled: bool = False
     presumed: bool = False
     handled: bool = False
     noted: bool = False

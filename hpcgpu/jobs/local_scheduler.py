@@ -41,7 +41,7 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
         self._temporary = contextlib.ExitStack()
         temporary = self._temporary.enter_context(scratch.made(scratch.temporary_directory()))
         dashboard_access.escape_text()
-        with config.set({"temporary-directory": str(temporary)}), dashboard_access.guarding(directory):
+        with config.set({"temporary-directory": str(temporary)}), dashboard_access.token_required(directory):
             super().__init__(
                 protocol=directory.stream,
                 interface=options.worker.interface
@@ -57,7 +57,7 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
         """Listen, then publish the contact."""
         await super().start_unsafe()
         extension = install(self)
-        extension.usage.keep(self._directory, None)
+        extension.usage.write_into(self._directory, None)
         extension.datasets = PublishedDatasets(self, self._directory)
         extension.datasets.begin()
         self.contact = publish_contact(

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpcgpu.batch.base import After, JobState
 from hpcgpu.client import lost_scheduler
 from hpcgpu.errors import ClusterError
-from hpcgpu.jobs.job import Job
+from hpcgpu.jobs.job import Job, nodes_to_avoid
 from hpcgpu.jobs.job_phases import Submitting
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling.scheduler_restarts import STANDBY, ended_too_early
 from hpcgpu.store.contact import Contact
 
+#: Seconds between two checks of the contact: the first ones, and at most.
+_PAUSE, _LAST_PAUSE = 0.1, 1.0
 #: Seconds by which a walltime ends earlier than before, if an operator has shortened it.
 _SHORTENED = 60.0
 
@@ -41,6 +44,10 @@ class SchedulerJob(Job):
         Whether it was submitted before it is needed, and takes over when the present scheduler job ends.
     after_end : str or None
         The job that must end before the queue starts this one.
+    directives : sequence of str
+        Its `job_extra_directives`.
+    lost_node : str
+        The node that failed under the last scheduler job, which this one avoids.
     """
 
     kind = "scheduler"
@@ -60,6 +67,8 @@ class SchedulerJob(Job):
         self.gpus = gpus
         self.restarts = self.standby = False
         self.after_end: str | None = None
+        self.directives: Sequence[str] = ()
+        self.lost_node = ""
         self.contact: Contact | None = None
         self.reached_at: float | None = None
         self.answers = False
@@ -170,7 +179,8 @@ class SchedulerJob(Job):
         if self.job_id is None:
             self.submitting(Submitting())
             after = After(self.after_end, ended=True) if self.after_end is not None else None
-            submit = self.dispatcher.submit(self.script, name=self.name, kind=self.kind, after=after)
+            avoided = nodes_to_avoid(self.directives, [self.lost_node] if self.lost_node else [])
+            submit = self.dispatcher.submit(self.script, name=self.name, kind=self.kind, after=after, exclude=avoided)
             self.record_id(await submit)
 
     async def wait_until_reachable(self) -> None:
@@ -181,7 +191,7 @@ class SchedulerJob(Job):
         ClusterError
             The job ended, or runs and publishes nothing.
         """
-        pause, running_since = 0.1, None
+        pause, running_since = _PAUSE, None
         while self.contact is None:
             contact = await in_thread(self.dispatcher.directory.contact)
             if contact is not None and contact.job_id == self.job_id:
@@ -201,7 +211,7 @@ class SchedulerJob(Job):
                         f"and compute nodes share, set cluster_directory. Log: {self.log}\n{self.log_tail()}"
                     )
             await asyncio.sleep(pause)
-            pause = min(1.0, pause * 1.2)
+            pause = min(_LAST_PAUSE, pause * 1.2)
 
     async def close(self) -> None:
         """Do nothing: its job is cancelled with all others."""

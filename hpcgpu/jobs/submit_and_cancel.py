@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpcgpu.batch.base import After, BatchSystem, JobState
 from hpcgpu.batch.queue_monitor import GRACE, Monitor, presumed_ended
 from hpcgpu.display.counts_and_durations import MANY, listed
-from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Damaged, NameLost, Superseded
+from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Damaged, NameLost, SubmitRefused, Superseded
+from hpcgpu.options.shared_options_and_defaults import Options, WorkerOptions
 from hpcgpu.posix.full_disk import cannot_be_written
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling.wanted_state import Wanted
@@ -28,30 +31,61 @@ SUBMITS_AT_ONCE = 4
 #: Seconds for which the queue must not have a job whose submit got no answer, before a cluster that ends counts it as
 #: never submitted. While the cluster lives, it is `GRACE`, because the cluster would submit another job instead.
 _LATE = 10.0
-#: How often a living cluster still looks for such a job, and the seconds between two looks: it may come after all.
-_LAST_LOOKS, _LAST_INTERVAL = 12, 300.0
+#: How often a living cluster still queries the queue for such a job, and the seconds between: it may come after all.
+_LATE_QUERIES, _LATE_INTERVAL = 12, 300.0
+
+
+class Ending(enum.Enum):
+    """How far the end of all jobs of a cluster is."""
+
+    NONE = "the cluster continues"
+    REQUESTED = "no job is submitted any more; the queue has not cancelled all jobs yet"
+    CANCELLED = "the queue has cancelled all jobs"
+    OVERTAKEN = "the jobs belong to another program by now"
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """A cancel that this program has sent to the batch system for a job.
+
+    Attributes
+    ----------
+    at : float
+        Epoch seconds.
+    only_pending : bool
+        It has no effect on a job that runs.
+    refused : bool
+        The queue has refused it, or its answer is lost: it may have cancelled the job nevertheless.
+    forgotten : bool
+        The queue had forgotten the job before, so this cancel did not end it.
+    """
+
+    at: float
+    only_pending: bool = False
+    refused: bool = False
+    forgotten: bool = False
 
 
 @dataclass
 class _Unanswered:
     """A submit that got no answer: how many answers of the queue did not show its job, the first and the last one.
 
-    `last_looks` are the answers since the job counts as never submitted.
+    `late_queries` are the answers since the job counts as never submitted.
     """
 
     answers: int = 0
     first: float = math.inf
     last: float = -math.inf
-    last_looks: int = 0
+    late_queries: int = 0
 
     def missed(self, *, now: float) -> None:
         """Record an answer of the queue without the job."""
-        self.last_looks += self.never_accepted(GRACE)
+        self.late_queries += self.never_accepted(GRACE)
         self.answers, self.first, self.last = self.answers + 1, min(self.first, now), now
 
     def due(self, *, now: float) -> bool:
-        """Whether to look for the job: at each poll until it counts as never submitted, then seldom, for an hour."""
-        seldom = self.last_looks < _LAST_LOOKS and now - self.last >= _LAST_INTERVAL
+        """Whether to look the job up: at each poll until it counts as never submitted, then seldom, for an hour."""
+        seldom = self.late_queries < _LATE_QUERIES and now - self.last >= _LATE_INTERVAL
         return seldom or not self.never_accepted(GRACE)
 
     def never_accepted(self, grace: float) -> bool:
@@ -84,17 +118,19 @@ class Dispatcher:
         self.manager = manager
         self.monitor = Monitor(batch)
         self.submits = asyncio.Semaphore(SUBMITS_AT_ONCE)
-        self.cancelled: set[str] = set()
-        #: The cancelled jobs that the queue had forgotten before: the cancel did not end them.
-        self._forgotten: set[str] = set()
-        self.closing = False
-        #: Whether `cancel_all` found that the jobs belong to another program by now.
-        self.overtaken = False
+        #: The last cancel of each job, by id.
+        self.cancels: dict[str, Cancel] = {}
+        self.ending = Ending.NONE
         self._ids: dict[str, str] = {}
         self._unanswered: dict[str, _Unanswered] = {}
         self._in_flight: set[str] = set()
         self.problem = ""
         self._changed = threading.Condition()
+
+    @property
+    def closing(self) -> bool:
+        """Whether all jobs must end, so that none is submitted any more."""
+        return self.ending is not Ending.NONE
 
     def adopt(self, name: str, job_id: str, *, submitted: float) -> None:
         """Take over a job that an earlier manager submitted."""
@@ -104,11 +140,24 @@ class Dispatcher:
     def forget(self, name: str) -> None:
         """Forget a job that the queue has reported as ended; the journal has it."""
         job_id = self._ids.pop(name, "")
-        self.cancelled.discard(job_id)
+        self.cancels.pop(job_id, None)
         self.monitor.views.pop(job_id, None)
 
+    def cancelled(self, job_id: str | None) -> bool:
+        """Whether this program cancels a job now, or has cancelled it.
+
+        A cancel of pending jobs, and a refused one, may have no effect, so they do not count.
+        """
+        cancel = self.cancels.get(job_id or "")
+        return cancel is not None and not (cancel.only_pending or cancel.refused)
+
+    def cancel_had_no_effect(self, job_id: str) -> None:
+        """Forget a cancel of pending jobs, or a refused one, of a job that runs."""
+        if not self.cancelled(job_id):
+            self.cancels.pop(job_id, None)
+
     def expect(self, name: str) -> None:
-        """Look for a job whose submit got no answer, or none that this program has seen."""
+        """Look up, from now on, a job whose submit got no answer, or none that this program has seen."""
         self._unanswered[name] = _Unanswered()
 
     def expects(self, name: str) -> bool:
@@ -172,10 +221,7 @@ class Dispatcher:
             try:
                 # after the intent: a program that takes over now either reads the intent, or is detected here
                 self.check_manager()
-                logs, wanted = saved_options.logs(self.directory), lambda: not self.closing
-                job_id = self.batch.submit(
-                    script, job_name=name, logs=logs, after=after, exclude=exclude, wanted=wanted
-                )
+                job_id = self._submit_to_queue(script, name, kind, after, exclude)
             except AmbiguousSubmit:
                 self.expect(name)
                 raise
@@ -190,7 +236,7 @@ class Dispatcher:
             # if this write fails, the intent is on disk: the job can be found by its name
             self._note(self.directory.submitted, name, job_id)
             if self.closing:  # the close began while sbatch ran
-                self.cancelled.add(job_id)
+                self._record_cancel({job_id})
                 self.batch.cancel([job_id])
             else:
                 self._leave_none_behind(name, job_id)
@@ -200,6 +246,19 @@ class Dispatcher:
                 self._in_flight.discard(name)
                 self._changed.notify_all()
 
+    def _submit_to_queue(
+        self, script: Path, name: str, kind: str, after: After | None, exclude: Collection[str]
+    ) -> str:
+        logs, wanted = saved_options.logs(self.directory), lambda: not self.closing
+        submit = partial(self.batch.submit, script, job_name=name, logs=logs, after=after, wanted=wanted)
+        try:
+            return submit(exclude=exclude)
+        except SubmitRefused:
+            # Slurm refuses a job that no other node can run: without a scheduler the cluster would be lost.
+            if not exclude or kind != "scheduler":
+                raise
+            return submit(exclude=())
+
     def _leave_none_behind(self, name: str, job_id: str) -> None:
         """Cancel a job that was submitted while another manager took over, or while the name was lost.
 
@@ -208,7 +267,7 @@ class Dispatcher:
         try:
             self.check_manager()
         except (Superseded, NameLost) as error:
-            self.cancelled.add(job_id)
+            self._record_cancel({job_id})
             if isinstance(error, Superseded):
                 self._note(self.directory.cancel, [name])  # for the new manager, if it has read the intent
             self.batch.cancel([job_id])
@@ -238,6 +297,10 @@ class Dispatcher:
         """Write what the user wants into the cluster directory."""
         self._note(self.directory.want, wanted)
 
+    def save_groups(self, options: Options, groups: Mapping[str, WorkerOptions]) -> None:
+        """Write the options of the worker groups into the cluster directory."""
+        self._note(saved_options.write, self.directory, options, groups)
+
     def note_ends(self, jobs: Mapping[str, str | None]) -> None:
         """Write into the journal that jobs have ended, and how, in one write; ids by name.
 
@@ -253,7 +316,7 @@ class Dispatcher:
             return None
         state = view.status.state
         if view.missing_since is not None:
-            ours = job_id in self.cancelled - self._forgotten
+            ours = self.cancelled(job_id) and not self.cancels[job_id].forgotten
             state = JobState.CANCELLED if ours else JobState.UNKNOWN
         return End(state=state.value, start=view.status.start, end=view.missing_since or view.status.end)
 
@@ -275,16 +338,16 @@ class Dispatcher:
         waits = any(not one.never_accepted(GRACE) for one in list(self._unanswered.values()))
         self.monitor.record(answer, now=self.clock(), waiting=True if waits else None)
 
-    def looked_for(self) -> list[str]:
-        """Return the jobs whose submit got no answer, and for which it is time to look.
+    def to_look_up(self) -> list[str]:
+        """Return the jobs whose submit got no answer, and which are to be looked up now.
 
-        A close looks for all of them: it is the last chance to find a job that the queue accepted much later.
+        A close looks up all of them: it is the last chance to find a job that the queue accepted much later.
         """
         now = self.clock()
         return [name for name, one in list(self._unanswered.items()) if self.closing or one.due(now=now)]
 
     async def look_up(self, name: str) -> Submit | None:
-        """Look in the queue for a job whose submit got no answer.
+        """Look up a job in the queue whose submit got no answer.
 
         Returns
         -------
@@ -315,7 +378,7 @@ class Dispatcher:
             self._found(name, ids)
             if late and submit.job_id is None and not self.closing and submit.kind == "worker":
                 self._note(self.directory.keep, [name])
-                submit = replace(submit, cancelled=False)
+                submit = replace(submit, unwanted=False)
             return replace(submit, job_id=ids[-1])
         one.missed(now=self.clock())
         if self.closing and one.never_accepted(_LATE):
@@ -342,7 +405,7 @@ class Dispatcher:
         self._note(self.directory.submitted, name, ids[-1])
         if self.closing:
             self.batch.cancel(ids[-1:])
-            self.cancelled.update(ids)
+            self._record_cancel(ids)
 
     async def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False, forgotten: bool = False) -> None:
         """Cancel jobs by one command; skip jobs that are already cancelled or have ended.
@@ -350,15 +413,16 @@ class Dispatcher:
         With `forgotten`, also those that only count as ended, because the queue does not show them: it may be wrong.
         """
         not_ended = set(job_ids) - self.monitor.ended()
-        ids = (not_ended if forgotten else not_ended & self.monitor.alive()) - self.cancelled
+        alive = self.monitor.alive()
+        ids = {i for i in (not_ended if forgotten else not_ended & alive) if not self.cancelled(i)}
         if not ids:
             return
-        if not only_pending:
-            self._mark_cancelled(ids & self.monitor.alive())  # a cancel is not why the queue has forgotten the others
+        # a cancel is not why the queue has forgotten the others
+        self._record_cancel(ids & alive, only_pending=only_pending)
         try:
             await in_thread(self._cancel, ids, only_pending)
         except BatchError:
-            self.cancelled -= ids
+            self._refused(ids)
             raise
 
     def _cancel(self, ids: set[str], only_pending: bool) -> None:
@@ -386,30 +450,29 @@ class Dispatcher:
         BatchUnavailable
             The queue did not accept the cancellation, or a submit is still under way.
         """
-        self.closing = True
-        named = True
+        self.ending, named = Ending.REQUESTED, True
         with contextlib.suppress(OSError):
             try:
                 self.check_manager()
             except Superseded:
-                self.overtaken = True
+                self.ending = Ending.OVERTAKEN
                 return
             except NameLost:
                 named = False
         ids = set(self._ids.values()) - self.monitor.ended()
-        new = ids - self.cancelled
-        self._mark_cancelled(new)
+        new = {job_id for job_id in ids if not self.cancelled(job_id)}
+        self._record_cancel(new)
         problems = []
         try:
             if ids:
                 self.batch.cancel(ids)
         except BatchError as error:
-            self.cancelled -= new
+            self._refused(new)
             problems.append(str(error))
         if named:
             self._lock_out(why)
         # if the name was lost, a job of that name would belong to the other cluster
-        for name in self.looked_for() if named else ():
+        for name in self.to_look_up() if named else ():
             try:
                 self._look_up(name)
             except (BatchError, OSError) as error:
@@ -419,18 +482,23 @@ class Dispatcher:
                 problems.append(f"the submission of {listed(sorted(self._in_flight), ', ')} is still under way")
         if problems:
             raise BatchUnavailable("; ".join(problems))
+        self.ending = Ending.CANCELLED
 
-    def _mark_cancelled(self, ids: set[str]) -> None:
-        self.cancelled |= ids
-        over = math.inf
+    def _record_cancel(self, ids: Iterable[str], *, only_pending: bool = False) -> None:
+        """Record a cancel before it is sent: its answer may be lost."""
+        now, over = self.clock(), math.inf
         with contextlib.suppress(OSError, Damaged):
             over = self.directory.ended_at() or math.inf  # stopped by another program
-        missing = {job_id: self.monitor.views[job_id].missing_since for job_id in ids if self._missing(job_id)}
-        self._forgotten |= {job_id for job_id, since in missing.items() if since is not None and since < over}
+        for job_id in ids:
+            since = self._missing_since(job_id)
+            self.cancels[job_id] = Cancel(now, only_pending, forgotten=since is not None and since < over)
 
-    def _missing(self, job_id: str) -> bool:
+    def _refused(self, ids: Iterable[str]) -> None:
+        self.cancels |= {i: replace(self.cancels[i], refused=True) for i in ids if i in self.cancels}
+
+    def _missing_since(self, job_id: str) -> float | None:
         view = self.monitor.views.get(job_id)
-        return view is not None and view.missing_since is not None
+        return view.missing_since if view is not None else None
 
     def _lock_out(self, why: str) -> None:
         """Remove the credentials, and mark the directory: no job of this cluster can start any more."""
@@ -460,4 +528,5 @@ class Dispatcher:
 
     def gone(self) -> frozenset[str]:
         """Return the ids of jobs that have ended. An unknown job counts as ended only if it was cancelled."""
-        return self.monitor.ended() | {job_id for job_id in self.cancelled if self._missing(job_id)}
+        cancelled = filter(self.cancelled, list(self.cancels))
+        return self.monitor.ended() | {i for i in cancelled if self._missing_since(i) is not None}

@@ -6,7 +6,6 @@ A group collects the state of its jobs for `hpcgpu.scaling.decide_actions`; the 
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -14,9 +13,10 @@ from pathlib import Path
 
 from hpcgpu.batch.base import JobState, Outlook
 from hpcgpu.batch.reasons import outlook
+from hpcgpu.dask_scheduler.held_workers import are_of_kind
 from hpcgpu.dask_scheduler.rpc_types import GroupState, WorkerLoad
 from hpcgpu.jobs.adaptive_record import AdaptiveRecord
-from hpcgpu.jobs.job import Job
+from hpcgpu.jobs.job import Job, nodes_to_avoid
 from hpcgpu.options.shared_options_and_defaults import DEFAULT, WorkerOptions
 from hpcgpu.scaling import budget, missing_workers, worker_names
 from hpcgpu.scaling.decide_actions import ObservedGroup, ObservedJob
@@ -137,7 +137,7 @@ class WorkerGroup:
         out = self._stage in (budget.Stage.SHORT, budget.Stage.SPENT)
         return self.failures.paused or (self.budget_words(now=now) if out else "")
 
-    def within_reach(self, *, now: float) -> int:
+    def possible_jobs(self, *, now: float) -> int:
         """Return how many jobs it can have without another call of the user."""
         alive = sum(job.active for job in self.jobs)
         return alive if self.stopped(now=now) else max(alive, self.limits.maximum)
@@ -155,6 +155,8 @@ class WorkerGroup:
             gpu_hours=self.gpu_seconds(now=now) / 3600,
             maximum_gpu_hours=limits.gpu_seconds / 3600 if limits.gpu_seconds is not None else None,
             usual_wait=usual_wait(self.waits),
+            gpus_per_node=self.options.gpus_per_node,
+            resources=dict(self.options.worker_resources()),
         )
 
     def observed(
@@ -221,7 +223,7 @@ class WorkerGroup:
             leaves=self.leaves(job),
             workers=len(job.workers),
             idle_since=work.idle_since,
-            retiring=job.draining,
+            draining=job.draining,
             **vars(work.load),
         )
 
@@ -323,12 +325,7 @@ class WorkerGroup:
 
     def excluded(self) -> list[str]:
         """Nodes that its next job avoids: those that the user excluded, and those on which jobs were lost."""
-        own: list[str] = []
-        for text in self.options.job_extra_directives if self.failures.excluded else ():
-            option, _, value = text.replace("=", " ", 1).strip().partition(" ")
-            if option in ("-x", "--exclude"):
-                own += shlex.split(value)
-        return [*own, *self.failures.excluded]
+        return nodes_to_avoid(self.options.job_extra_directives, self.failures.excluded)
 
     def can_run(self, resources: Mapping[str, float]) -> bool:
         """Whether a task that needs these abstract resources can run on its workers."""
@@ -337,7 +334,7 @@ class WorkerGroup:
 
     def can_be_held(self, resources: Mapping[str, float]) -> bool:
         """Whether a program can hold its workers if it requests these resources; empty: a GPU."""
-        return self.can_run(resources) and bool(resources or self.options.gpus_per_node)
+        return are_of_kind(resources, dict(self.options.worker_resources()), self.options.gpus_per_node)
 
     def forget_load(self) -> None:
         """Forget the last load: it may be older than the work for which the user has just called `adapt`."""
@@ -349,7 +346,7 @@ class WorkerGroup:
         for job in self.jobs:
             job.work.idle_since = None
 
-    def take_load(self, workers: Mapping[str, WorkerLoad], *, now: float) -> None:
+    def record_load(self, workers: Mapping[str, WorkerLoad], *, now: float) -> None:
         """Record the load that the scheduler reports for its workers, by their names."""
         self.silent = self.unread = False
         for job in self.jobs:

@@ -65,13 +65,13 @@ class WorkerJob(Job):
 
     def joined(self, address: str, worker: str, *, now: float) -> None:
         """Record a connected worker, unless the job was cancelled: then the worker leaves soon."""
-        if self.job_id in self.dispatcher.cancelled:
+        if self.dispatcher.cancelled(self.job_id):
             return
         self.workers[address] = worker
         self.observe(now=now)
         work = self.work
         work.without_scheduler = False
-        work.absence = work.absence.came(worker)
+        work.absence = work.absence.with_worker(worker)
         if not work.absence:
             work.lost_at = None
 

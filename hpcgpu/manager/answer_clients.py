@@ -15,7 +15,7 @@ _NOTICED = 1.0
 
 
 def answer_clients(state: ClusterState, address: str, *, restarts: bool) -> None:
-    """Answer clients that lose this scheduler, which this program manages the cluster by from now on.
+    """Answer the clients that lose this scheduler. From now on this program manages the cluster through it.
 
     Parameters
     ----------
@@ -35,10 +35,10 @@ def answer_clients(state: ClusterState, address: str, *, restarts: bool) -> None
 async def _why_lost(
     of: weakref.ref[ClusterState], directory: ClusterDirectory, address: str, scheduler_job: str
 ) -> str:
-    """Wait until it is known why a scheduler is lost; empty if this program closed the cluster while that one lived.
+    """Wait until it is known why a scheduler is lost, and return that.
 
-    If the queue reports no end in time, it may know why the job does nothing.
-    What this program has left, it may have forgotten too: then the queue and the journal answer.
+    Empty if the scheduler lived until this program closed the cluster. If the queue reports no end in time, it may know
+    why the scheduler job does nothing. If this program has left the cluster, the queue and the journal answer.
     """
     began = time.monotonic()
     while (state := of()) is not None and not (state.phase.closing or state.phase.left):

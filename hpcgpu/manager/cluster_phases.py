@@ -132,6 +132,6 @@ class Ownership:
             return True
         if cancelled:
             return False
-        if phase.lost:  # the jobs of a cluster that another program started must continue
+        if phase.lost:  # not cancelled: it could not be taken over, or not started. `Reconciler.fail` cancels before
             return self.attached
         return phase.kind is Kind.DETACHED or not self.ends_jobs

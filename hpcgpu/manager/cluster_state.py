@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from hpcgpu.batch.reasons import explain
 from hpcgpu.client.lost_scheduler import explain_loss_by_queue
-from hpcgpu.errors import ClusterError, Damaged
+from hpcgpu.errors import ClusterError, Damaged, Superseded
 from hpcgpu.jobs.job import Job
 from hpcgpu.jobs.job_registry import Registry
-from hpcgpu.jobs.submit_and_cancel import Dispatcher
+from hpcgpu.jobs.submit_and_cancel import Dispatcher, Ending
 from hpcgpu.manager.cluster_phases import Kind, Ownership, Phase
 from hpcgpu.manager.message_log import MessageLog
 from hpcgpu.manager.program_exit import keep_at_exit
@@ -44,8 +44,6 @@ class ClusterState:
     failures : ClusterFailures
     wanted : Wanted
         What the user wants.
-    all_cancelled : bool
-        Whether the queue has cancelled all jobs of a cluster that was closed.
     restarted : list of float
         Epoch seconds at which its scheduler job had ended unexpectedly and was replaced.
     lost_schedulers : dict of str to str
@@ -64,7 +62,7 @@ class ClusterState:
     tasks : set of asyncio.Task
         Submits and drains that are under way.
     leaving : bool
-        This program completes them, and then leaves the cluster: it decides nothing new.
+        This program completes them, and then leaves the cluster: it decides nothing new about worker jobs.
     notify : callable
         Notifies an absent user of an event, with a message; see `hpcgpu.manager.notify.Notice`.
     """
@@ -77,7 +75,6 @@ class ClusterState:
     clock: Callable[[], float]
     failures: ClusterFailures = field(default_factory=ClusterFailures)
     wanted: Wanted = field(default_factory=Wanted)
-    all_cancelled: bool = False
     restarted: list[float] = field(default_factory=list)
     lost_schedulers: dict[str, str] = field(default_factory=dict)
     scheduler: SchedulerJob | InProcessScheduler | None = None
@@ -108,7 +105,7 @@ class ClusterState:
     @property
     def cancelling(self) -> bool:
         """Whether all jobs of the cluster must end, and the queue has not cancelled them yet."""
-        return self.wanted.closing and not self.all_cancelled
+        return self.wanted.closing and self.dispatcher.ending in (Ending.NONE, Ending.REQUESTED)
 
     # The phases
 
@@ -195,6 +192,16 @@ class ClusterState:
         """Raise `ClusterError` with the failures that were not reported yet, or with the reason why it is lost."""
         if text := self.phase.lost or self.failures.report():
             raise ClusterError(text)
+
+    def check_manager(self) -> None:
+        """Raise `ClusterError` if the cluster was closed, has failed, or another program has taken it over."""
+        if not self.managed:
+            raise ClusterError(self.phase.lost or self.phase.not_ours or f"cluster {self.name} is closed")
+        try:
+            self.dispatcher.check_manager()
+        except Superseded as error:
+            self.supersede(str(error))
+            raise ClusterError(str(error)) from error
 
     def check_schedulable(self, jobs: Iterable[Job]) -> None:
         """Raise `ClusterError` if one of these jobs can never start."""

@@ -14,10 +14,11 @@ from typing import TypeVar
 from hpcgpu.batch.base import JobState
 from hpcgpu.display.counts_and_durations import counted, duration, listed
 from hpcgpu.errors import BatchError, Superseded
-from hpcgpu.jobs.job_phases import Draining, Planned, Queued, Running
+from hpcgpu.jobs.job_phases import Draining, Planned
 from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.scheduler_client import SchedulerClient
+from hpcgpu.manager.submit_planned import wait_for_submits
 from hpcgpu.scaling import budget, worker_names
 from hpcgpu.scaling.decide_actions import Drain
 
@@ -26,7 +27,7 @@ RETRY = 3.0
 #: Seconds to wait for calls that run on draining workers: some calls never end.
 CALLS_END = 600.0
 #: Seconds to wait for a last answer of workers that still run work when their time is over.
-_LAST = 10.0
+_LAST_ANSWER = 10.0
 #: Most seconds until a refused cancel is tried again.
 _RETRY_LAST = 60.0
 #: Seconds between two checks of whether draining workers have finished, or a program still holds workers.
@@ -76,7 +77,7 @@ class Drainer:
             job.drain(why)
         self.state.spawn(self._drain(jobs, why, deadline))
 
-    def go_on(self) -> None:
+    def continue_drains(self) -> None:
         """Continue the drains that an earlier manager began.
 
         Running jobs hold data, so they are drained when the scheduler can be reached.
@@ -102,28 +103,27 @@ class Drainer:
         for job in jobs:
             if isinstance(job.phase, Draining) and isinstance(job.phase.before, Planned):
                 state.registry.remove(job)
-        submits = [job.submit_task for job in jobs if job.submit_task is not None]
-        await asyncio.gather(*submits, return_exceptions=True)
+        await wait_for_submits(jobs)
         jobs = [job for job in jobs if job.job_id is not None]
         names = listed((job.name for job in jobs), ", ")
         try:
-            if held := await self._held(jobs, why):
+            if held := await self._held_by_programs(jobs, why):
                 state.spawn(self._drain_later(held, why, deadline))
                 jobs = [job for job in jobs if job not in held]
             if jobs:
                 await self._cancel_or_finish(jobs, why, deadline)
                 self._accepted(jobs)
         except Superseded as error:
-            self.stay(jobs)
+            self.return_to_plan(jobs)
             state.supersede(str(error))
         except BatchError as error:
             await self._not_accepted(jobs, str(error))
         except Exception as error:  # after any error the jobs must stay in the plan
-            await self._take_back(jobs, retry_at=state.now + RETRY)
+            await self._end_drain(jobs, retry_at=state.now + RETRY)
             state.messages.warn(f"internal error while draining {names}; hpcgpu tries again: {error!r}")
         state.changed.set()
 
-    async def _held(self, jobs: list[WorkerJob], why: Drain) -> list[WorkerJob]:
+    async def _held_by_programs(self, jobs: list[WorkerJob], why: Drain) -> list[WorkerJob]:
         """Return the jobs whose drain must wait because a program holds workers of them.
 
         From now on no other program can hold workers of any of these jobs.
@@ -155,13 +155,13 @@ class Drainer:
         if not self.state.managed or not jobs:
             return
         if late := [job for job in jobs if self._cannot_wait(job)]:
-            await self._take_back(late)  # the next decision drains them for that reason
+            await self._end_drain(late)  # the next decision drains them for that reason
             self.state.decide_now.set()
         await self._drain([job for job in jobs if job not in late], why, deadline)
 
     async def _not_accepted(self, jobs: list[WorkerJob], words: str) -> None:
         """Return to the plan jobs that the queue did not cancel. Try again; report the same message only once."""
-        await self._take_back(jobs, retry_at=self.state.now + self._pause)
+        await self._end_drain(jobs, retry_at=self.state.now + self._pause)
         self._pause = min(2 * self._pause, _RETRY_LAST)
         if any(self.refused.get(job.name) != words for job in jobs):
             names = listed((job.name for job in jobs), ", ")
@@ -180,17 +180,15 @@ class Drainer:
         waiting = [job for job in jobs if job.pending]
         if waiting:
             ids = [job.job_id for job in waiting if job.job_id]
-            for job in waiting:
-                job.cancelling()
             await state.dispatcher.cancel(ids, only_pending=why is not Drain.BUDGET)
             await state.poll(ids)
             if state.dispatcher.monitor.error:
                 raise BatchError(state.dispatcher.monitor.error)
         # A job that the queue does not list any more has ended, or ends now.
         started = [job for job in waiting if job.queue_status.state in (JobState.RUNNING, JobState.COMPLETING)]
-        self.stay(started)  # they started just before the cancel; the next decision considers them again
+        self.return_to_plan(started)  # they started just before the cancel; the next decision considers them again
         running = [job for job in jobs if job not in waiting]
-        loses = why is Drain.BUDGET or (why is Drain.ZERO and not self._others())
+        loses = why is Drain.BUDGET or (why is Drain.ZERO and not self._other_workers_stay())
         for job in running:
             if isinstance(job.phase, Draining):
                 job.phase.loses = loses
@@ -198,11 +196,11 @@ class Drainer:
         kept = (await _within(left, move_data(state.client, running)) or []) if state.client is not None else []
         if loses or why is Drain.DELETED:
             kept = []
-        self._keep(kept, why)
+        self._keep_data(kept, why)
         await self._cancel([job for job in waiting if job not in started])
         await self._finish([job for job in running if job not in kept], why, deadline)
 
-    def _others(self) -> bool:
+    def _other_workers_stay(self) -> bool:
         """Whether any worker does not drain. Workers that other programs started count, too."""
         draining = {address for job in self.state.registry.worker_jobs if job.draining for address in job.workers}
         return bool(self.state.known_workers - draining)
@@ -217,9 +215,11 @@ class Drainer:
             closed, stuck = list(jobs), list[WorkerJob]()
             if state.client is not None and not (state.scheduler is not None and state.scheduler.ended):
                 if late or state.now - began >= CALLS_END:
-                    over += await self._over(state.client, [j for j in jobs if j not in over], why, began, late=late)
+                    over += await self._not_waited_for(
+                        state.client, [j for j in jobs if j not in over], why, began, late=late
+                    )
                 close = close_finished(state.client, jobs, at_once=over)
-                closed, stuck = await _within(_LAST if late else left, close) or ([], [])
+                closed, stuck = await _within(_LAST_ANSWER if late else left, close) or ([], [])
             if late:
                 closed, stuck = list(jobs), []
             if why is Drain.BUDGET:
@@ -230,14 +230,14 @@ class Drainer:
                 self._report_kept([job for job in stuck if job not in reported])
                 reported.update(stuck)
             keeps = [job for job in stuck if not _refuses(job)]
-            self._keep(keeps, why)
+            self._keep_data(keeps, why)
             jobs = [job for job in jobs if job not in keeps]
             # data that does not fit elsewhere is tried less often
             pause = min(2 * pause, _STUCK_INTERVAL) if len(stuck) > len(keeps) else _FINISHING_INTERVAL
             if jobs:
                 await asyncio.sleep(pause if left is None else min(pause, max(left, _FINISHING_INTERVAL)))
 
-    async def _over(
+    async def _not_waited_for(
         self, client: SchedulerClient, jobs: list[WorkerJob], why: Drain, began: float, *, late: bool
     ) -> list[WorkerJob]:
         """Return the jobs for which the drain waits no longer; warn the user of what still runs on them."""
@@ -255,7 +255,7 @@ class Drainer:
                 over.append(job)
                 holds = [name for name, each in there if each["held"]]
                 if calls or tasks or holds:
-                    messages.append(_ended_under(job, calls, tasks, holds, why, self.state.now - began))
+                    messages.append(_what_ends_with(job, calls, tasks, holds, why, self.state.now - began))
         for message in messages[:_NAMED]:
             self.state.messages.warn(message)
         if (others := len(messages) - _NAMED) > 0:
@@ -281,23 +281,21 @@ class Drainer:
         state = self.state
         if not jobs:  # the queue need not be polled
             return
-        for job in jobs:
-            job.cancelling()
         await state.dispatcher.cancel([job.job_id for job in jobs if job.job_id])
         for job in jobs:
-            job.cancelled(now=state.now)
+            job.workers.clear()  # they are gone, also if the queue still reports the job
         state.poll_now.set()
         state.changed.set()
 
-    def stay(self, jobs: Iterable[WorkerJob], *, retry_at: float = 0.0) -> None:
+    def return_to_plan(self, jobs: Iterable[WorkerJob], *, retry_at: float = 0.0) -> None:
         """Return to the plan jobs that could not be drained."""
-        staying = [job for job in jobs if isinstance(job.phase, Draining) and job.phase.cancelled_at is None]
+        staying = [job for job in jobs if job.draining and job.cancelled_at is None]
         if staying:
             self.state.dispatcher.keep([job.name for job in staying])
         for job in staying:
-            job.stay(retry_at=retry_at)
+            job.return_to_plan(retry_at=retry_at)
 
-    async def _take_back(self, jobs: list[WorkerJob], *, retry_at: float = 0.0, seconds: float | None = None) -> None:
+    async def _end_drain(self, jobs: list[WorkerJob], *, retry_at: float = 0.0, seconds: float | None = None) -> None:
         """Return to the plan jobs whose drain failed; their workers take tasks again."""
         for job in jobs:
             if isinstance(job.phase, Draining):
@@ -305,9 +303,9 @@ class Drainer:
         if self.state.client is not None:
             with suppress(Exception):  # after any error the jobs must stay in the plan
                 await _within(seconds, _resume(self.state.client, jobs))
-        self.stay(jobs, retry_at=retry_at)
+        self.return_to_plan(jobs, retry_at=retry_at)
 
-    async def give_up(self, seconds: float) -> list[str]:
+    async def return_unfinished(self, seconds: float) -> list[str]:
         """Return to the plan the jobs whose drain has not ended; return their names. No drain may run any more.
 
         Parameters
@@ -315,19 +313,18 @@ class Drainer:
         seconds : float
             For the scheduler's answer.
         """
-        cancelled = self.state.dispatcher.cancelled  # perhaps by an earlier manager
-        draining = [job for job in self.state.registry.worker_jobs if job.draining and job.job_id not in cancelled]
-        jobs = [job for job in draining if not _cancel_requested(job)]
-        await self._take_back(jobs, retry_at=self.state.now + RETRY, seconds=seconds)
+        cancels = self.state.dispatcher.cancels
+        jobs = [job for job in self.state.registry.worker_jobs if job.draining and job.job_id not in cancels]
+        await self._end_drain(jobs, retry_at=self.state.now + RETRY, seconds=seconds)
         return [job.name for job in jobs]
 
-    def _keep(self, jobs: list[WorkerJob], why: Drain) -> None:
+    def _keep_data(self, jobs: list[WorkerJob], why: Drain) -> None:
         """Keep jobs whose data does not fit on other workers: perhaps another job will start soon."""
         state, now = self.state, self.state.now
         for job in jobs:
             if not job.draining:  # it has ended meanwhile
                 continue
-            self.stay([job], retry_at=now + RETRY)
+            self.return_to_plan([job], retry_at=now + RETRY)
             job.work.idle_since = None
             # jobs of a deleted group are soon drained for good
             if why is Drain.WALLTIME or job.group in state.registry.deleted:
@@ -343,7 +340,7 @@ class Drainer:
                 job.group.kept += 1
 
 
-def _ended_under(  # what runs on a job, and why it ends
+def _what_ends_with(  # what runs on a job, and why it ends
     job: WorkerJob, calls: list[tuple[str, str]], tasks: list[str], holds: list[str], why: Drain, waited: float
 ) -> str:
     """Return a message: which work still runs on a job that ends, and why the drain does not wait for it."""
@@ -454,12 +451,6 @@ async def _resume(client: SchedulerClient, jobs: Collection[WorkerJob]) -> None:
 def _refuses(job: WorkerJob) -> bool:
     """Whether its workers must take no more tasks, also if its data stays."""
     return isinstance(job.phase, Draining) and job.phase.refuses
-
-
-def _cancel_requested(job: WorkerJob) -> bool:
-    """Whether a cancel was sent, or is being sent, to the batch system."""
-    before = job.phase.before if isinstance(job.phase, Draining) else job.phase
-    return isinstance(before, Queued | Running) and before.cancel_requested
 
 
 def _loses(job: WorkerJob) -> bool:

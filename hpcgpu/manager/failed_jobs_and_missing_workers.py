@@ -1,4 +1,4 @@
-"""Records and reports worker jobs that ended unexpectedly, and running jobs that lack workers.
+"""Records and reports worker jobs that ended unexpectedly, running jobs that lack workers, jobs that can never start.
 
 The next decision determines whether they are replaced.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from hpcgpu.batch.reasons import explain
 from hpcgpu.display.counts_and_durations import MANY, counted
 from hpcgpu.display.job_summary import summary
 from hpcgpu.jobs.job import Job
@@ -34,13 +35,15 @@ class LostJobs:
         #: Workers of jobs that ended, which were not reported to the scheduler yet; and which of them crashed.
         self._gone: list[str] = []
         self._crashed: list[str] = []
+        #: Jobs of adaptive scaling that were reported because they can never start.
+        self._never = set[str]()
 
     def new_end(self, job: Job) -> Ended | None:
         """Return how a job that was not drained ended; None after its group has counted the end."""
         phase = job.phase
         if not isinstance(phase, Ended) or phase.drained or phase.handled:
             return None
-        return None if job.job_id in self.state.dispatcher.cancelled else phase
+        return None if self.state.dispatcher.cancelled(job.job_id) else phase
 
     def any_new(self) -> bool:
         """Whether a job ended without being drained, and its group has not counted the end yet."""
@@ -115,6 +118,33 @@ class LostJobs:
         wait = group.failures.next_try - self.state.now
         when = f"{f' in {wait:.0f} s' if wait > 1 else ''}{' if there is work' if group.adaptive else ''}"
         return f"\nhpcgpu replaces it{when}."
+
+    def record_unschedulable(self) -> None:
+        """Record and report jobs of adaptive scaling that can never start; the next decision ends them."""
+        state = self.state
+        never = {
+            name: job
+            for name, job in state.registry.active.items()
+            if job.group.adaptive is not None and state.failures.unschedulable([name])
+        }
+        new = [job for name, job in never.items() if name not in self._never]
+        self._never = {
+            name for name in self._never if (job := state.registry.jobs.get(name)) and job.alive
+        } | never.keys()
+        messages = {
+            job: f"worker job {job.job_id} ({job.name}) will never start: {explain(job.queue_status)}" for job in new
+        }
+        for job, message in messages.items():
+            job.group.failures.submit_refused(message, for_good=True, now=state.now)
+        for job in few(new):
+            message = f"{messages[job]}. Adaptive scaling is paused {job.group.failures.pause_ends}"
+            state.report(message, job.group.name)
+        self.report_others(new, "will never start either")
+
+    @property
+    def unschedulable(self) -> set[str]:
+        """Names of the jobs of adaptive scaling that can never start."""
+        return {name for name in self._never if self.state.failures.unschedulable([name])}
 
     def record_absent(self, group: WorkerGroup) -> None:
         """Record and report the running jobs of a group that lack workers."""

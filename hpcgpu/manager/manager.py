@@ -17,36 +17,37 @@ from typing import Any
 from distributed.core import Status
 from distributed.security import Security
 
-from hpcgpu.batch.base import BatchSystem
+from hpcgpu.batch.base import BatchSystem, JobState
 from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.display.job_table import JobTable
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import BatchError, ClusterError, Damaged, NameLost, Superseded
-from hpcgpu.jobs.submit_and_cancel import Dispatcher
+from hpcgpu.jobs.submit_and_cancel import Dispatcher, Ending
 from hpcgpu.manager import start_cluster
 from hpcgpu.manager.answer_clients import answer_clients
 from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.cluster_phases import Kind, Ownership
 from hpcgpu.manager.cluster_state import ClusterState
+from hpcgpu.manager.connect_to_scheduler import Connector
 from hpcgpu.manager.message_log import MessageLog
 from hpcgpu.manager.notify import Callbacks, Notices
 from hpcgpu.manager.periodic_tasks import Periodic
 from hpcgpu.manager.program_exit import cancel_at_exit, keep_at_exit
 from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.restart_scheduler import SchedulerRestarts
-from hpcgpu.manager.scheduler_client import SchedulerClient, Workers
-from hpcgpu.manager.take_over import running_scheduler
+from hpcgpu.manager.scheduler_client import SchedulerClient
+from hpcgpu.manager.submit_planned import wait_for_submits
 from hpcgpu.manager.wait_for_workers import HoldWait, what_drains_wait_for, what_jobs_wait_for
 from hpcgpu.options.shared_options_and_defaults import Options, WorkerOptions
-from hpcgpu.runtime.scheduler_connection import no_answer, unreachable
+from hpcgpu.runtime.scheduler_connection import unreachable
 from hpcgpu.scaling.wanted_state import Close, Command, Detach
 from hpcgpu.software.compare_environments import EnvironmentCheck
 from hpcgpu.store import certificates_and_keys
 from hpcgpu.store.directory import ClusterDirectory
 
-#: Seconds that the scheduler may take to report its software.
-_ENVIRONMENT_TIMEOUT = 30.0
+#: Seconds for the queue's answer to a program that wants to know when its jobs end.
+_ANSWERED = 5.0
 #: Seconds for drains when this program leaves its cluster: by `detach`; by `close`, which may run at exit.
 _DETACH_TIMEOUT, _LEAVE_TIMEOUT = 30.0, 5.0
 #: Seconds that the scheduler has after that for its last answers, all together: it may hang.
@@ -98,21 +99,23 @@ class Manager:
         self.state = ClusterState(name, dispatcher, registry, ownership, self.messages, time.time)
         self.state.wanted = start_cluster.wanted_first(registry.groups, options.cluster.jobs)
         self.reconciler = Reconciler(self.state, EnvironmentCheck(options.cluster.environment_check))
-        ended = ownership.attached and not directory.tls.is_dir()  # the start raises the error
-        self.security = (
-            certificates_and_keys.security(directory) if options.cluster.security and not ended else Security()
-        )
-        self._periodic = Periodic(self.reconciler, options.cluster)
+        try:
+            self.security = certificates_and_keys.security(directory) if options.cluster.security else Security()
+        except FileNotFoundError:
+            if not ownership.attached:
+                raise
+            self.security = Security()  # the cluster has ended: the start raises the error
+        self._periodic = Periodic(self.reconciler, options)
+        self.groups = self._periodic.groups
         self._notices = Notices(self.state, options.cluster, callbacks or Callbacks(), cluster)
         self._periodic.check_notices = self._notices.check
         self._starter = start_cluster.Starter(self.reconciler, self._periodic, options, self.security)
+        self._connector = Connector(self.reconciler, self.security)
         if options.cluster.on_scheduler_end == "restart":
             self.reconciler.restarts = SchedulerRestarts(
-                self.state, self._starter.scheduler_job, self._reach, self._manage_by
+                self.state, self._starter.scheduler_job, self._connector.connect, self._manage_through
             )
         self._starting: asyncio.Task[None] | None = None
-        #: The address of the scheduler whose answer the start waits for; empty otherwise.
-        self._asked = ""
         self._closing: asyncio.Task[None] | None = None
         #: Until when the scheduler may answer, while this program leaves the cluster: `time.monotonic`.
         self._answers_until = math.inf
@@ -204,6 +207,28 @@ class Manager:
         """Return the wait of a program for workers to hold; see `HoldWait`."""
         return HoldWait(self.state, n_workers, resources, beside)
 
+    async def poll(self, job_ids: Collection[str], *, recent: bool = False) -> bool:
+        """Query the queue once for these jobs; return whether it has answered.
+
+        If `recent`, an answer since their starts is enough that is younger than `poll_interval`; else all jobs are
+        queried, so that the next call has such an answer.
+        """
+        if recent and self._runs_as_answered(job_ids):
+            return True
+        if recent:
+            job_ids = self.state.dispatcher.monitor.alive()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.state.poll(job_ids), _ANSWERED)
+            return not self.state.dispatcher.monitor.error
+        return False
+
+    def _runs_as_answered(self, job_ids: Collection[str]) -> bool:
+        """Whether the queue has said within the last `poll_interval` that these jobs run."""
+        monitor = self.state.dispatcher.monitor
+        views = [monitor.views.get(job_id) for job_id in job_ids]
+        young = monitor.answered_at is not None and self.state.now - monitor.answered_at < monitor.cadence.poll_interval
+        return young and all(view is not None and view.status.state is JobState.RUNNING for view in views)
+
     async def settle(self) -> None:
         """Wait until the requested jobs are submitted, and the draining jobs have finished and are cancelled.
 
@@ -264,8 +289,8 @@ class Manager:
                     self._starting.add_done_callback(self._started_in_background)
                     return
         restarts = self.reconciler.restarts
-        if restarts is not None and restarts.task is not None:  # Dask's client waits here before it connects
-            await self._show_start(restarts.task)
+        if restarts is not None and self.state.phase.restarting:  # Dask's client waits here before it connects
+            await self._show_start(asyncio.ensure_future(restarts.over()))
             self.check_usable()
             return
         try:
@@ -285,8 +310,9 @@ class Manager:
         with Progress(self.options.cluster.quiet) as progress:
             while not start.done():
                 entries = [job for job in state.scheduler.entries if job.job_id] if state.scheduler is not None else []
-                if state.ownership.attached and self._asked:  # the scheduler may have run for days, and may hang
-                    progress.update(f"cluster {state.name}: waiting for an answer of the scheduler at {self._asked}")
+                waits_for = self._connector.waits_for
+                if state.ownership.attached and waits_for:  # the scheduler may have run for days, and may hang
+                    progress.update(f"cluster {state.name}: waiting for an answer of the scheduler at {waits_for}")
                 elif entries:
                     progress.update(
                         f"cluster {state.name}: waiting for the scheduler", what_jobs_wait_for(state, entries)
@@ -326,14 +352,14 @@ class Manager:
         client: SchedulerClient | None = None
         try:
             if state.ownership.attached:  # if the scheduler cannot be used, the cluster keeps its present manager
-                client = await self._reach_running()
+                client = await self._connector.connect_to_running(security=bool(self.options.cluster.security))
             await self._starter.start()
             assert state.scheduler is not None
             address = str(state.scheduler.external_address or state.scheduler.address)
             if client is not None and client.address != address:  # that scheduler has ended meanwhile
                 await client.close()
                 client = None
-            client = client or await self._reach(address)
+            client = client or await self._connector.connect(address)
             self.check_usable()
             if state.phase.superseded:
                 raise ClusterError(state.phase.not_ours)
@@ -341,9 +367,9 @@ class Manager:
             if client is not None:
                 await client.close()
             raise
-        await self._manage_by(client)
+        await self._manage_through(client)
 
-    async def _manage_by(self, client: SchedulerClient) -> None:
+    async def _manage_through(self, client: SchedulerClient) -> None:
         """Manage the cluster through this connection to its scheduler from now on."""
         state = self.state
         answer_clients(state, client.address, restarts=self.reconciler.restarts is not None)
@@ -353,64 +379,8 @@ class Manager:
         # some workers joined before the first comparison
         self.reconciler.compare_environments(client.known, client.known)
         await self.reconciler.observe_load()
-        self.reconciler.drainer.go_on()
+        self.reconciler.drainer.continue_drains()
         self._periodic.watch_scheduler(client)
-
-    async def _reach_running(self) -> SchedulerClient | None:
-        """Connect to the scheduler of a cluster that this program wants to take over; return None if it has ended."""
-        security = bool(self.options.cluster.security)
-        while (running := await running_scheduler(self.state, security=security)) is not None:
-            try:
-                client = await self._reach(running)
-            except OSError:  # after half a minute
-                if await running_scheduler(self.state, security=security) == running:
-                    raise
-            else:  # a busy scheduler takes its time, so the queue is asked again
-                await running_scheduler(self.state, security=security)
-                return client
-        return None
-
-    async def _reach(self, address: str) -> SchedulerClient:
-        """Connect to the scheduler; raise or warn if its software and that of this program are incompatible."""
-        self.state.messages.log(f"the scheduler is at {address}")
-        client = SchedulerClient(address, self.security, self._workers_joined, self.reconciler.worker_left)
-        self._asked = address
-        try:
-            await client.listen(None)  # the scheduler may be busy: many clients may use it already
-            await self._compare_with_scheduler(client)
-        except BaseException:
-            await client.close()
-            raise
-        finally:
-            self._asked = ""
-        return client
-
-    def _workers_joined(self, joined: Workers, known: Workers) -> None:
-        for address, worker in joined.items():
-            self.reconciler.worker_joined(address, worker["name"])
-        self.reconciler.compare_environments(joined, known)
-        self.state.changed.set()
-
-    async def _compare_with_scheduler(self, client: SchedulerClient) -> None:
-        """Raise or warn if the software of this program and of the scheduler is incompatible.
-
-        If the scheduler is too busy to answer, nothing is compared.
-        """
-        environment = self.reconciler.environment
-        if environment.mode == "off":
-            return
-        try:
-            environment.scheduler = await client.environment(_ENVIRONMENT_TIMEOUT)
-        except (OSError, TimeoutError) as error:
-            reason = no_answer(error)
-            self.messages.log(f"software was not compared, because the scheduler did not answer: {reason}")
-            return
-        fatal, differing = environment.check({})
-        if fatal:
-            raise ClusterError(fatal)
-        if differing:
-            self.messages.log(differing)
-            warn(differing)
 
     # End
 
@@ -429,8 +399,7 @@ class Manager:
             raise ClusterError(
                 state.phase.not_ours or state.phase.lost or f"cluster {state.name} is {self.status.name}"
             )
-        submits = [job.submit_task for job in state.registry.worker_jobs if job.submit_task is not None]
-        await asyncio.gather(*submits, return_exceptions=True)
+        await wait_for_submits(state.registry.worker_jobs)
         self.reconciler.order(Detach())
         keep_at_exit(state.dispatcher)  # whatever happens to this program now, the jobs stay
         try:
@@ -446,15 +415,14 @@ class Manager:
         """
         state = self.state
         state.leaving, self._answers_until = True, time.monotonic() + seconds + _LAST_ANSWERS
-        if self.reconciler.restarts is not None:
-            self.reconciler.restarts.leave()
-        await _end(await self._submits_and_drains(seconds))
-        if staying := await self.reconciler.drainer.give_up(self._answer_time):
+        self.reconciler.decide()
+        await _cancel_tasks(await self._submits_and_drains(seconds))
+        if staying := await self.reconciler.drainer.return_unfinished(self._seconds_for_answer):
             state.messages.warn(
                 f"{listed(staying)} of cluster {state.name} should end, but still works. It continues after this "
                 "program has left the cluster; the next program that manages the cluster ends it"
             )
-        await self._report(SchedulerClient.release)
+        await self._report_to_scheduler(SchedulerClient.release)
 
     async def _submits_and_drains(self, seconds: float = math.inf) -> list[asyncio.Task[None]]:
         """Wait for submits and drains, and show what they wait for; return those that do not end in this time."""
@@ -466,15 +434,15 @@ class Manager:
         return tasks
 
     @property
-    def _answer_time(self) -> float:
+    def _seconds_for_answer(self) -> float:
         """Seconds that the scheduler has for an answer while this program leaves the cluster."""
         return max(0.0, min(_LAST_ANSWERS, self._answers_until - time.monotonic()))
 
-    async def _report(self, call: Callable[[SchedulerClient], Awaitable[None]]) -> None:
+    async def _report_to_scheduler(self, call: Callable[[SchedulerClient], Awaitable[None]]) -> None:
         """Report to the scheduler that this program leaves the cluster; it may not answer."""
         if self.client is not None:
             with suppress(TimeoutError, OSError):
-                await asyncio.wait_for(call(self.client), self._answer_time)
+                await asyncio.wait_for(call(self.client), self._seconds_for_answer)
 
     async def close(self, *, release: bool = True) -> None:
         """End the jobs, or leave them; `Ownership` determines which.
@@ -509,8 +477,10 @@ class Manager:
                 await self._leave(_LEAVE_TIMEOUT)
         state.closes()
         restarts = self.reconciler.restarts
-        restart = [restarts.task] if restarts is not None and restarts.task is not None else []
-        await _end([*self._periodic.tasks, *state.tasks, *([self._starting] if self._starting else []), *restart])
+        restart = restarts.tasks if restarts is not None else set()
+        await _cancel_tasks(
+            [*self._periodic.tasks, *state.tasks, *([self._starting] if self._starting else []), *restart]
+        )
         for group in state.registry.groups.values():
             group.adaptive = None
         if leaves:
@@ -519,7 +489,7 @@ class Manager:
             closing = Closing(self.reconciler, quiet=self.options.cluster.quiet)
             await closing.cancel()
             # at exit distributed waits 10 s for all of this
-            if not state.dispatcher.overtaken:
+            if state.dispatcher.ending is not Ending.OVERTAKEN:
                 state.notify("ended", state.phase.lost or f"cluster {state.name} was closed")
             self._notices.deliver_unsent()
             if state.scheduler is not None:
@@ -547,7 +517,7 @@ class Manager:
         keep_at_exit(state.dispatcher)
         with suppress(OSError):
             state.dispatcher.directory.leave(state.dispatcher.manager)
-        await self._report(lambda client: client.goodbye(state.dispatcher.manager))
+        await self._report_to_scheduler(lambda client: client.goodbye(state.dispatcher.manager))
         await self._disconnect()
         jobs = "" if state.phase.superseded else f": {listed(state.dispatcher.left())}"
         self.messages.log(f"closed; its jobs keep running{jobs}")
@@ -559,7 +529,7 @@ class Manager:
                 await asyncio.wait_for(self.client.close(), 5)
 
 
-async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+async def _cancel_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
     """Cancel tasks until they end: a call of Dask may turn a cancel into an OSError, and then a drain tries again."""
     for _ in range(_CANCELS):
         for task in tasks:

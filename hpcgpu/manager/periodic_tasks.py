@@ -11,7 +11,9 @@ from hpcgpu.dask_scheduler.rpc_types import ScalingRequest
 from hpcgpu.errors import HpcgpuError, NameLost, Superseded
 from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.scheduler_client import SchedulerClient
-from hpcgpu.options.shared_options_and_defaults import ClusterOptions
+from hpcgpu.manager.worker_groups import WorkerGroups
+from hpcgpu.options.shared_options_and_defaults import Options
+from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling.wanted_state import from_json
 
 #: Seconds between two decisions on the size, and the number of jobs above which the interval grows: a decision examines
@@ -29,13 +31,14 @@ class Periodic:
     Parameters
     ----------
     reconciler : Reconciler
-    options : ClusterOptions
+    options : Options
     """
 
-    def __init__(self, reconciler: Reconciler, options: ClusterOptions) -> None:
+    def __init__(self, reconciler: Reconciler, options: Options) -> None:
         self.reconciler = reconciler
-        self.options = options
-        reconciler.state.dispatcher.monitor.cadence.poll_interval = options.poll_interval
+        self.groups = WorkerGroups(reconciler, options)
+        self.options = options.cluster
+        reconciler.state.dispatcher.monitor.cadence.poll_interval = options.cluster.poll_interval
         self.tasks: set[asyncio.Task[None]] = set()
         #: Is called after each poll and each decision.
         self.check_notices: Callable[[], None] = lambda: None
@@ -73,7 +76,7 @@ class Periodic:
                 if state.cancelling:
                     await reconciler.end_all()
                 else:
-                    state.dispatcher.check_manager()
+                    await in_thread(state.dispatcher.check_manager)  # the user's client is in this event loop
                     if not event:
                         await reconciler.observe_queue()
                         self.check_notices()
@@ -86,7 +89,7 @@ class Periodic:
             except Exception as error:
                 cadence.failed(now=state.now)
                 self._record_error("polling the queue", error)
-            if not event:  # a refused cancel waits longer than the next poll, which nothing then plans anew
+            if not event:  # never at once: after a refused cancel the time of the next poll may have passed
                 due = max(self._next_poll(), state.now + min(1.0, interval))
 
     def _next_poll(self) -> float:
@@ -184,7 +187,7 @@ class Periodic:
         state = self.reconciler.state
         try:
             command = from_json(request["command"])
-            self.reconciler.order(command)
+            self.groups.carry_out(command)
         except (HpcgpuError, ValueError) as error:
             state.messages.log(f"a request of another program is refused: {error}")
             return str(error)

@@ -15,7 +15,7 @@ import threading
 from types import FrameType
 
 from hpcgpu.display.counts_and_durations import listed
-from hpcgpu.jobs.submit_and_cancel import Dispatcher
+from hpcgpu.jobs.submit_and_cancel import Dispatcher, Ending
 
 _guarded: set[Dispatcher] = set()
 #: The dispatchers whose jobs are being cancelled now.
@@ -71,7 +71,7 @@ if hasattr(os, "register_at_fork"):
 @atexit.register
 def _cancel_all() -> None:
     for dispatcher in list(_guarded):
-        if dispatcher.closing and not dispatcher.left():
+        if dispatcher.ending is Ending.CANCELLED and not dispatcher.left():
             continue
         _ending.append(dispatcher)
         try:

@@ -6,7 +6,6 @@ periodically.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -19,28 +18,28 @@ from hpcgpu.errors import BatchError, ClusterError, NameLost, Superseded
 from hpcgpu.jobs.demand import demands
 from hpcgpu.jobs.job_phases import Ended
 from hpcgpu.jobs.scheduler_job import SchedulerJob
+from hpcgpu.jobs.submit_and_cancel import Ending
 from hpcgpu.jobs.worker_group import WorkerGroup
 from hpcgpu.jobs.worker_job import WorkerJob
+from hpcgpu.manager.cancel_all import CancelAll
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.draining import Drainer
-from hpcgpu.manager.failed_jobs_and_missing_workers import LostJobs, few
+from hpcgpu.manager.failed_jobs_and_missing_workers import LostJobs
 from hpcgpu.manager.restart_scheduler import SchedulerRestarts, not_restarted
 from hpcgpu.manager.scheduler_client import Workers
 from hpcgpu.manager.submit_planned import Submitter
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.posix.full_disk import cannot_be_written
-from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.decide_actions import Drain, End, EndAll, ObservedCluster, Submit, decide
 from hpcgpu.scaling.policy_data import Decision, Limits
 from hpcgpu.scaling.replace_failed_jobs import STABLE
+from hpcgpu.scaling.scheduler_restarts import Lose, ObservedScheduler, SchedulerAction
 from hpcgpu.scaling.wanted_state import Close, Command, DeleteGroup, Detach, Resume, Scale, Wanted, WantedGroup, apply
 from hpcgpu.software.compare_environments import EnvironmentCheck, environments
 from hpcgpu.store import journal
 from hpcgpu.store.removed_directory import directory_exists
 
-#: Seconds that closing may take.
-CLOSE_TIMEOUT = 30.0
 #: Seconds without an answer of the scheduler after which the user is warned.
 SILENCE = 60.0
 #: How many of the jobs that have ended are kept: the last ones.
@@ -68,12 +67,7 @@ class Reconciler:
         self.restarts: SchedulerRestarts | None = None
         self._silent_since: float | None = None
         self._silence_reported = False
-        self._refusal_reported = False
-        self._never = set[str]()  # jobs of adaptive scaling that were reported because they can never start
-        #: Why the queue has not cancelled all jobs of a cluster that ends; empty if it has cancelled them.
-        self.not_cancelled = ""
-        self._cancelling_all: asyncio.Task[None] | None = None
-        self._cancel_again_at = 0.0
+        self.cancel_all = CancelAll(state)
 
     # Observe: the scheduler
 
@@ -127,10 +121,10 @@ class Reconciler:
                 group.load_unknown()
             return
         groups = sorted(state.registry.groups.values(), key=lambda group: group.adaptive is None)
-        wanted = demands(load, groups)
+        wanted = demands(load, groups, now=state.now)
         for group in groups:
             if group.wanted is before.get(group.name):
-                group.take_load(load["workers"], now=state.now)
+                group.record_load(load["workers"], now=state.now)
                 group.demand = wanted[group.name]
         self._report_former_groups(load["waiting"])
 
@@ -193,8 +187,10 @@ class Reconciler:
         self._observe_jobs()
         state.changed.set()
         if not state.listening:  # starting, or lost: workers may end now only because they lost their scheduler
-            if state.client is not None and state.scheduler is not None and state.scheduler.ended:
-                await self._scheduler_ended()
+            if self._scheduler_gone or state.phase.restarting:
+                self.decide()
+            if state.cancelling:
+                await self.end_all()
             return
         if self.lost_jobs.any_new() and self._stopped():  # the worker jobs may end before the scheduler
             await self.fail(self._stopped())
@@ -208,7 +204,7 @@ class Reconciler:
         state = self.state
         if state.dispatcher.monitor.error:
             return
-        for name in state.dispatcher.looked_for():
+        for name in state.dispatcher.to_look_up():
             try:
                 submit = await state.dispatcher.look_up(name)
             except (Superseded, NameLost):
@@ -235,10 +231,10 @@ class Reconciler:
         job.record_id(submit.job_id)
         job.group.failures.submitted()
         if job.draining:
-            self.drainer.stay([job])  # the next decision ends it if it still is one too many
-        elif submit.cancelled or submit.group not in registry.groups:  # an earlier manager has decided to end it
+            self.drainer.return_to_plan([job])  # the next decision ends it if it still is one too many
+        elif submit.unwanted or submit.group not in registry.groups:  # an earlier manager has decided to end it
             job.drain(Drain.UNWANTED, begun=False)
-            self.drainer.go_on()
+            self.drainer.continue_drains()
         self.submitter.detach_when_complete()
 
     def _scheduler_looked_up(self, submit: journal.Submit) -> None:
@@ -287,7 +283,7 @@ class Reconciler:
         if seen_to_end:
             state.dispatcher.note_ends(seen_to_end)
         self._forget_old_ends()
-        self._observe_unschedulable()
+        self.lost_jobs.record_unschedulable()
         if state.client is not None and state.scheduler is not None:  # earlier, nobody would receive the warning
             if warning := state.scheduler.end_is_near(now=now):
                 state.messages.warn(warning)
@@ -306,55 +302,24 @@ class Reconciler:
             self.state.dispatcher.forget(job.name)
             self.state.failures.forget(job.name)
 
-    def _observe_unschedulable(self) -> None:
-        """Record and report jobs of adaptive scaling that can never start; the next decision ends them."""
+    @property
+    def _scheduler_gone(self) -> bool:
+        """Whether the scheduler that this program has reached has ended."""
         state = self.state
-        never = {
-            name: job
-            for name, job in state.registry.active.items()
-            if job.group.adaptive is not None and state.failures.unschedulable([name])
-        }
-        new = [job for name, job in never.items() if name not in self._never]
-        self._never = {
-            name for name in self._never if (job := state.registry.jobs.get(name)) and job.alive
-        } | never.keys()
-        messages = {
-            job: f"worker job {job.job_id} ({job.name}) will never start: {explain(job.queue_status)}" for job in new
-        }
-        for job, message in messages.items():
-            job.group.failures.submit_refused(message, for_good=True, now=state.now)
-        for job in few(new):
-            message = f"{messages[job]}. Adaptive scaling is paused {job.group.failures.again}"
-            state.report(message, job.group.name)
-        self.lost_jobs.report_others(new, "will never start either")
+        lost = state.client is not None and not state.client.listening
+        return lost and state.scheduler is not None and state.scheduler.ended
 
-    async def _scheduler_ended(self) -> None:
-        """Record that the cluster is lost, and cancel its worker jobs."""
-        scheduler = self.state.scheduler
-        assert scheduler is not None
-        report, dispatcher = scheduler.loss_report(self.state.name), self.state.dispatcher
+    def _loss(self, why: str) -> str:
+        """Record how the scheduler has ended, and return the report that the cluster is lost with it."""
+        state, dispatcher = self.state, self.state.dispatcher
+        assert state.scheduler is not None
+        if self.restarts is not None and state.phase.restarting:
+            return self.restarts.loss(why)
+        report = state.scheduler.loss_report(state.name)
+        dispatcher.note_ends({job.name: job.job_id for job in state.scheduler.entries})  # before others are cancelled
         if directory_exists(dispatcher.directory, dispatcher.token) is False:
             report = f"the directory {dispatcher.directory.path} of the cluster was removed, and {report}"
-        if stopped := self._stopped():
-            report = stopped
-        elif self.restarts is not None and not await self.restarts.has_ended():
-            return
-        else:  # record it before this program cancels the other jobs
-            dispatcher.note_ends({job.name: job.job_id for job in scheduler.entries})
-            if self.restarts is not None and not (why := self.restarts.why_not()):
-                self._restart_scheduler()
-                return
-            if self.restarts is not None:
-                report = not_restarted(report, why)
-        await self.fail(report)
-
-    def _restart_scheduler(self) -> None:
-        """Submit another scheduler job, and let the worker jobs wait for it."""
-        assert self.restarts is not None and self.state.scheduler is not None
-        report = self.state.scheduler.loss_report(self.state.name, restarts=True)
-        self.state.messages.warn(report)
-        self.state.notify("restarted", report)
-        self.restarts.begin(report, lambda lost: self.fail(self._stopped() or lost))
+        return not_restarted(report, why) if why else report
 
     def _stopped(self) -> str:
         """Return a message if another program has stopped the cluster; empty otherwise."""
@@ -365,6 +330,10 @@ class Reconciler:
 
     async def fail(self, failure: str) -> None:
         """Record that the cluster is lost, report it, and cancel its jobs."""
+        self._lose(failure)
+        await self.end_all()
+
+    def _lose(self, failure: str) -> None:
         state = self.state
         self.order(Close())
         state.lose(failure)
@@ -372,37 +341,15 @@ class Reconciler:
             job.drain(Drain.UNWANTED)
         state.messages.warn(failure)
         state.notify("ended", failure)
-        await self.end_all()
+        self.decide()
 
     async def end_all(self) -> None:
         """Decide, and wait until the queue has cancelled all jobs, or has refused to.
 
-        If it has refused, `not_cancelled` has the reason, and `ClusterState.cancelling` stays true.
+        If it has refused, `CancelAll.problem` has the reason, and `ClusterState.cancelling` stays true.
         """
         self.decide()
-        if self._cancelling_all is not None:
-            await asyncio.shield(self._cancelling_all)
-
-    async def _cancel_all(self) -> None:
-        state, cadence = self.state, self.state.dispatcher.monitor.cadence
-        try:
-            await in_thread(state.dispatcher.cancel_all, CLOSE_TIMEOUT / 2, state.phase.lost)
-        except Exception as error:  # after any error, the jobs must still be cancelled
-            self.not_cancelled = str(error) if isinstance(error, BatchError) else repr(error)
-            cadence.failed(now=state.now)
-            self._cancel_again_at = cadence.next_poll
-            if not self._refusal_reported and not state.phase.closing:  # `Closing.finish` reports it, too
-                self._refusal_reported = True
-                state.report(
-                    f"could not cancel {listed(state.dispatcher.left())}: {self.not_cancelled}. hpcgpu tries again "
-                    f"until the queue has cancelled them. {state.dispatcher.advice()}"
-                )
-        else:
-            self.not_cancelled = ""
-            state.all_cancelled = True
-            for job in state.registry.draining:
-                job.cancelled(now=state.now)
-        state.changed.set()
+        await self.cancel_all.wait()
 
     # Decide
 
@@ -423,17 +370,11 @@ class Reconciler:
         state = self.state
         if isinstance(command, Close):
             if state.phase.owned:  # also a lost cluster. `Dispatcher.cancel_all` records the close after the cancel
-                state.wanted, state.all_cancelled = apply(state.wanted, command), False
+                state.wanted, state.dispatcher.ending = apply(state.wanted, command), Ending.REQUESTED
             return
-        if not state.managed:
-            raise ClusterError(state.phase.lost or state.phase.not_ours or f"cluster {state.name} is closed")
-        try:
-            state.dispatcher.check_manager()
-        except Superseded as error:
-            state.supersede(str(error))
-            raise ClusterError(str(error)) from error
+        state.check_manager()
         if isinstance(command, Detach):  # a manager in the scheduler job submits the next scheduler job
-            command = Detach(unattended=command.unattended or self.restarts is not None)
+            command = Detach(manager_in_scheduler_job=command.manager_in_scheduler_job or self.restarts is not None)
         closing = state.wanted.closing
         with suppress(OSError):  # a filesystem that fails for a while closes no cluster
             closing = closing or state.dispatcher.directory.closing  # by another program
@@ -497,50 +438,56 @@ class Reconciler:
     def decide(self) -> None:
         """Bring each group to the size that it should have, or end all jobs of a cluster that is over."""
         state, now = self.state, self.state.now
-        if not state.cancelling and (state.leaving or not state.managed):
+        if not state.cancelling and not state.managed:
             return
-        groups = state.registry.all_groups()  # a new group may have the name of a deleted one
+        # a new group may have the name of a deleted one; who leaves the cluster decides nothing new for them
+        groups = [] if state.leaving else state.registry.all_groups()
         decided = decide(self._observed(groups), now=now)
-        if isinstance(decided, EndAll):
-            if self._cancelling_all is None or self._cancelling_all.done():
-                self._cancelling_all = state.spawn(self._cancel_all(), set())
-            return
-        for group, of_group in zip(groups, decided, strict=bool(decided)):
+        self._act_on_cluster(decided.cluster)
+        for group, of_group in zip(groups, decided.groups, strict=bool(decided.groups)):
             self._decided(group, of_group.size)
             self._act(group, of_group.actions)
-        if state.managed and decided:
+        if state.managed and decided.groups:
             self.submitter.submit_planned()
-            if self.restarts is not None:
-                self.restarts.prepare()
-        if state.client is None and not state.phase.restarting and any(of_group.actions for of_group in decided):
+        if state.client is None and not state.phase.restarting and any(each.actions for each in decided.groups):
             # no other decision comes before the scheduler answers, and the recorded reason is older than the actions
             self.decide()
+
+    def _act_on_cluster(self, action: EndAll | SchedulerAction | None) -> None:
+        """End all jobs, or carry out what was decided about the scheduler."""
+        if isinstance(action, EndAll):
+            self.cancel_all.begin()
+        elif isinstance(action, Lose):
+            self._lose(self._stopped() or self._loss(action.why))
+        elif action is not None and self.restarts is not None:
+            self.restarts.act(action)
 
     def _observed(self, groups: Iterable[WorkerGroup]) -> ObservedCluster:
         """Return the input of the decision."""
         state, now = self.state, self.state.now
         if state.cancelling:
-            return ObservedCluster(over=True, retry_at=0.0 if state.phase.closing else self._cancel_again_at)
+            return ObservedCluster(over=True, retry_at=0.0 if state.phase.closing else self.cancel_all.retry_at)
         if state.scheduler is None or not (state.scheduler.submit_done or state.phase.restarting):
             return ObservedCluster(submitted=False)
         for group in groups:
             self.lost_jobs.record_absent(group)
         reachable, restarting = state.client is not None, state.phase.restarting
-        never = {name for name in self._never if state.failures.unschedulable([name])}
         observed = [
             group.observed(
                 now=now,
                 # Do not replace a job before it is known whether it failed. At the start only the user requests jobs.
                 uncounted=(reachable or restarting) and any(self.lost_jobs.new_end(job) for job in group.jobs),
-                never=never,
+                never=self.lost_jobs.unschedulable,
                 deleted=group in state.registry.deleted,
             )
             for group in groups
         ]
-        return ObservedCluster(groups=observed, reachable=reachable, restarting=restarting)
+        gone = self._scheduler_gone
+        scheduler = ObservedScheduler(gone=gone) if self.restarts is None else self.restarts.observed(gone=gone)
+        return ObservedCluster(groups=observed, scheduler=scheduler, reachable=reachable, restarting=restarting)
 
     def _act(self, group: WorkerGroup, actions: Iterable[Submit | End]) -> None:
-        """Carry out the decision: the only place where jobs are requested and released."""
+        """Carry out the decision on the size: the only place where worker jobs are requested."""
         state = self.state
         for action in actions:
             if not state.managed:  # another program has taken the cluster over meanwhile

@@ -1,7 +1,8 @@
 """Submits another scheduler job when that of a running cluster has ended too early, or soon reaches its walltime.
 
 The worker jobs stay in the queue: the running ones wait for the next scheduler (`hpcgpu.runtime.next_scheduler`). A
-scheduler job that is submitted before it is needed waits in the queue, and then in itself (`hpcgpu.runtime.standby`).
+scheduler job that is submitted before it is needed waits in the queue, and then in itself
+(`hpcgpu.runtime.standby_scheduler`).
 
 The manager of a detached cluster may be in the scheduler job, and end with it. So the next scheduler job is always in
 the queue there, which starts it when the present one ends.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.reasons import explain
@@ -24,15 +26,22 @@ from hpcgpu.jobs.job_phases import Ended, Planned
 from hpcgpu.jobs.scheduler_job import SchedulerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.scheduler_client import SchedulerClient
-from hpcgpu.scaling.scheduler_restarts import ended_too_early, expected, next_is_due, too_many
+from hpcgpu.scaling.scheduler_restarts import (
+    CancelEnded,
+    DropNext,
+    DropReplaced,
+    ObservedNext,
+    ObservedScheduler,
+    Restart,
+    SchedulerAction,
+    SubmitNext,
+    Tries,
+    expected,
+    why_none_follows,
+)
 from hpcgpu.store.removed_directory import directory_exists
 
-#: Seconds until a refused submit is tried again: the first time, and at most; how often; and after that.
-_PAUSE, _LAST_PAUSE, _REFUSALS, _SELDOM = 5.0, 300.0, 10, 3600.0
-#: Seconds until another job is submitted in the place of one that has ended before its scheduler was reached: a full
-#: disk may have room again by then. The first one comes at once.
-_PAUSE_AFTER_FAILURE, _LAST_PAUSE_AFTER_FAILURE = 60.0, 240.0
-#: Seconds between two looks at what the next scheduler job does.
+#: Seconds between two checks of the next scheduler job.
 _INTERVAL = 0.5
 
 
@@ -59,67 +68,93 @@ class SchedulerRestarts:
     ) -> None:
         self.state = state
         self._new_job, self._connect, self._connected = new_job, connect, connected
-        #: The restart that is under way, if any.
-        self.task: asyncio.Task[None] | None = None
+        #: What brings the next scheduler now, if the present one has ended.
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._tries = self._next_tries = Tries()
+        #: How the scheduler has ended that is restarted now, and why the last job did not bring another one.
+        self._report = ""
+        self._failure: Exception | None = None
+        #: The ended job whose cancel the queue has accepted.
+        self._certain: str | None = None
+        #: The last job that was cancelled because its scheduler was not reached.
+        self._unreached: SchedulerJob | None = None
         #: The job that waits to follow the present one, and the task that submits it.
         self.following: SchedulerJob | None = None
         self._submits: asyncio.Task[None] | None = None
-        self._failed, self._again_at = 0, 0.0
+        #: Whether its submit began while this program left the cluster.
+        self._tried_at_leaving = False
         #: The job in whose place that one is submitted: it stays until the queue has the other one.
         self._replaced: SchedulerJob | None = None
 
-    def why_not(self) -> str:
-        """Return why no other scheduler follows the last one; empty if one does."""
-        state, dispatcher = self.state, self.state.dispatcher
-        [job] = state.scheduler.entries if state.scheduler is not None else []
-        if directory_exists(dispatcher.directory, dispatcher.token) is False:
-            return "its directory was removed"
-        if dispatcher.directory.closing:
-            return "another program has stopped the cluster"
-        if job.queue_status.state.ended and not ended_too_early(job.queue_status.state):
-            return "it has ended as intended, or was cancelled"
-        if ended_by_itself(dispatcher.directory):  # while this program was suspended
-            following = self.following
+    # Observe
+
+    def observed(self, *, gone: bool = False) -> ObservedScheduler:
+        """Return what the decision on the scheduler depends on; `gone` if it has ended."""
+        state, dispatcher, present = self.state, self.state.dispatcher, self.state.scheduler
+        assert isinstance(present, SchedulerJob)
+        restarting, following = state.phase.restarting, self._observed_next()
+        gone = gone or restarting
+        ended, stopped = dispatcher.monitor.ended(), self._stopped(gone=gone)
+        removed = gone and directory_exists(dispatcher.directory, dispatcher.token) is False
+        return ObservedScheduler(
+            status=present.queue_status,
+            reached=state.client is not None,
+            gone=gone,
+            certain=restarting or present.job_id in ended or present.job_id == self._certain,
+            cancelled=present is self._unreached,
+            restarts=True,
+            coming=any(not task.done() for task in self.tasks)
+            or (following is not None and self._submits_now and not gone),
+            stopped=stopped,
+            removed=removed,
+            final=self._final() if gone and not removed and not stopped else "",
+            restarted=state.restarted,
+            tries=self._tries,
+            next=following,
+            next_tries=self._next_tries,
+            waits=list(self._waits(present)),
+            unattended=dispatcher.batch.waits_for_end and (state.wanted.detached or state.leaving),
+            leaving=state.leaving,
+            tried_at_leaving=self._tried_at_leaving,
+        )
+
+    def _stopped(self, *, gone: bool) -> bool | None:
+        """Return whether another program has stopped the cluster; None if that is not known before its scheduler ends.
+
+        A filesystem that fails for a while does not prevent the decisions on worker jobs.
+        """
+        try:
+            return self.state.dispatcher.directory.closing
+        except OSError:
+            if gone:  # no scheduler follows until it is known, so the user should receive the error
+                raise
+            return None
+
+    def _final(self) -> str:
+        """Return why no scheduler can follow one that did not end as intended; empty if one can."""
+        directory, following = self.state.dispatcher.directory, self.following
+        if ended_by_itself(directory):  # while this program was suspended
             how = f": {following.failure_report()}" if following is not None and following.ended else ""
             return f"the next one has taken over and ended, too{how}"
-        worked_to_the_end = state.client is not None and expected(job.queue_status.state)
-        return "" if worked_to_the_end else too_many(state.restarted, now=state.now)
+        return ""
 
-    # Before the present scheduler job ends
-
-    def prepare(self) -> None:
-        """Submit the job that follows the present one if it is time to, or see what became of it."""
-        state, present = self.state, self.state.scheduler
-        if self.following is not None:
-            self._watch(self.following)
-        if (
-            (self.following is None or self.following.after_end is not None)
-            and isinstance(present, SchedulerJob)
-            and state.client is not None
-            and not (state.leaving or state.cancelling or self._submits_now)
-            and state.now >= self._again_at
-            and present.queue_status.state is JobState.RUNNING
-            and not present.queue_status.suspended
-            and not state.dispatcher.directory.closing
-        ):
-            status = present.queue_status
-            if next_is_due(status.start, status.end, self._waits(present), now=state.now):
-                self._submit_next(None)
-            elif self.following is None and state.wanted.detached and state.dispatcher.batch.waits_for_end:
-                self._submit_next(present.job_id)
-
-    def leave(self) -> None:
-        """Let the queue start another scheduler job when the present one ends: this program leaves the cluster."""
-        present, can_wait = self.state.scheduler, self.state.dispatcher.batch.waits_for_end
-        if can_wait and self.following is None and isinstance(present, SchedulerJob) and present.job_id:
-            if not present.ended:
-                self._submit_next(present.job_id)
-
-    def _submit_next(self, after_end: str | None) -> None:
-        """Submit a job that should follow, perhaps in the place of one that waits for the end of the present one."""
-        self._replaced, self.following = self.following, self._new_job(next_name(self.state))
-        self.following.standby, self.following.after_end = True, after_end
-        self._submits = self.state.spawn(self._submit_following(self.following))
+    def _observed_next(self) -> ObservedNext | None:
+        job, registry = self.following, self.state.registry
+        if job is None:
+            return None
+        lost = ""
+        if job.name not in registry.jobs:
+            lost = "the queue does not have it, and its submit got no answer"
+        elif job.ended:
+            lost = job.failure_report()
+        elif self.state.failures.unschedulable([job.name]):
+            lost = f"it will never start: {explain(job.queue_status, kind=job.kind)}"
+        return ObservedNext(
+            accepted=job.job_id is not None,
+            held=job.after_end is not None,
+            replaces=self._replaced is not None,
+            lost=lost,
+        )
 
     @property
     def _submits_now(self) -> bool:
@@ -132,6 +167,45 @@ class SchedulerRestarts:
         for group in self.state.registry.groups.values():
             yield from group.waits
 
+    def why_not(self) -> str:
+        """Return why no other scheduler follows the last one; empty if one does."""
+        return why_none_follows(self.observed(gone=True), now=self.state.now)
+
+    # Act
+
+    def act(self, action: SchedulerAction) -> None:
+        """Carry out what was decided about the scheduler job, or about the one that follows it."""
+        state = self.state
+        match action:
+            case SubmitNext():
+                self._submit_next(held=action.held)
+            case DropNext():
+                self._lost(action.why)
+            case DropReplaced():
+                replaced, self._replaced = self._replaced, None
+                if replaced is not None:
+                    state.spawn(self._drop(replaced))
+            case CancelEnded():
+                state.spawn(self._cancel_ended(), self.tasks)
+            case Restart():
+                ended = None
+                if not state.phase.restarting:
+                    ended = self._begin()
+                elif not isinstance(self._failure, BatchError):
+                    state.restarted.append(state.now)
+                state.spawn(self._restart(ended), self.tasks)
+
+    # Before the present scheduler job ends
+
+    def _submit_next(self, *, held: bool) -> None:
+        """Submit a job that should follow, perhaps in the place of one that waits for the end of the present one."""
+        present = self.state.scheduler
+        assert isinstance(present, SchedulerJob)
+        self._replaced, self.following = self.following, self._new_job(next_name(self.state))
+        self.following.standby, self.following.after_end = True, present.job_id if held else None
+        self._tried_at_leaving = self.state.leaving
+        self._submits = self.state.spawn(self._submit_following(self.following))
+
     async def _submit_following(self, job: SchedulerJob) -> None:
         try:
             await self._submit(job)
@@ -143,33 +217,15 @@ class SchedulerRestarts:
             if not self.state.dispatcher.closing:
                 self._lost(str(error))
 
-    def _watch(self, job: SchedulerJob) -> None:
-        """Record if the job that should follow cannot do that any more."""
-        state = self.state
-        if self._submits_now:
-            return
-        if job.name not in state.registry.jobs:
-            self._lost("the queue does not have it, and its submit got no answer")
-        elif job.ended:
-            self._lost(job.failure_report())
-        elif state.failures.unschedulable([job.name]):
-            self._lost(f"it will never start: {explain(job.queue_status, kind=job.kind)}")
-        elif job.job_id is not None:
-            replaced, self._replaced = self._replaced, None
-            if replaced is not None:
-                state.spawn(self._drop(replaced))
-            if state.now - job.submitted > _SELDOM:
-                self._failed = 0
-
     def _lost(self, why: str) -> None:
-        """Try again later; the user hears of the first failure."""
+        """Try again later; the first failure is reported to the user."""
         state = self.state
         job, self.following, self._replaced = self.following, self._replaced, None
-        self._failed += 1
-        self._again_at = state.now + (_pause(self._failed) if self._failed <= _REFUSALS else _SELDOM)
+        accepted = job.submitted if job is not None and job.job_id is not None else None
+        self._next_tries = self._next_tries.after_loss(accepted, now=state.now)
         if job is not None and job.name in state.registry.jobs:
             state.spawn(self._drop(job))
-        say = state.messages.warn if self._failed == 1 else state.messages.log
+        say = state.messages.warn if self._next_tries.refused == 1 else state.messages.log
         which = f"scheduler job {job.name}" if job is not None else "a scheduler job"
         what = f"{which}, which should follow the present one of cluster {state.name}, does not come: {why}"
         say(f"{what}\nhpcgpu submits another one")
@@ -210,16 +266,17 @@ class SchedulerRestarts:
 
     # When it has ended
 
-    async def has_ended(self) -> bool:
-        """Whether the present job, which counts as ended, is cancelled where the queue does not report its end."""
-        job = self.state.scheduler
+    async def _cancel_ended(self) -> None:
+        """Cancel the present job, which counts as ended, where the queue does not report its end."""
+        state, job = self.state, self.state.scheduler
         assert isinstance(job, SchedulerJob) and job.job_id is not None
         try:
-            await self.state.dispatcher.cancel([job.job_id], forgotten=True)
-        except BatchError as error:  # the next poll tries again
-            self.state.messages.log(f"scheduler job {job.job_id} counts as ended, but was not cancelled: {error}")
-            return False
-        return True
+            await state.dispatcher.cancel([job.job_id], forgotten=True)
+            self._certain = job.job_id
+        except (BatchError, OSError) as error:
+            state.messages.log(f"scheduler job {job.job_id} counts as ended, but was not cancelled: {error}")
+            self._tries = replace(self._tries, again_at=state.now + state.dispatcher.monitor.cadence.poll_interval)
+        state.decide_now.set()
 
     async def follow(self) -> None:
         """Let another scheduler job follow the present one: the job that waits, or one that is submitted now.
@@ -229,9 +286,11 @@ class SchedulerRestarts:
         BatchError
             It was not submitted, or the submit got no answer.
         """
-        state = self.state
+        state, last = self.state, self.state.scheduler
         job = await self._take_following() or self._new_job(next_name(state))
         job.standby = False
+        if isinstance(last, SchedulerJob) and last.queue_status.state is JobState.NODE_FAIL:
+            job.lost_node = last.queue_status.node  # the queue may still take it for one that works
         state.scheduler = job
         if isinstance(job.phase, Planned):
             await self._submit(job)
@@ -264,58 +323,56 @@ class SchedulerRestarts:
         finally:
             state.poll_now.set()
 
-    def begin(self, report: str, lost: Callable[[str], Awaitable[None]]) -> None:
-        """Begin to restart the scheduler.
-
-        Parameters
-        ----------
-        report : str
-            How the scheduler has ended.
-        lost : callable
-            Is called with the reason if no scheduler can be started.
-        """
-        client, scheduler = self.state.client, self.state.scheduler
+    def _begin(self) -> SchedulerClient:
+        """Record how the scheduler has ended, and that worker jobs wait for another one; return its client."""
+        state, client, scheduler = self.state, self.state.client, self.state.scheduler
         assert client is not None and isinstance(scheduler, SchedulerJob)
-        self.state.lost_schedulers[client.address] = report.partition("\n")[0]
-        self.state.restarts(failed=not expected(scheduler.queue_status.state))
-        self.task = self.state.spawn(self._restart(client, report, lost), set())
+        state.dispatcher.note_ends({scheduler.name: scheduler.job_id})
+        self._report = scheduler.loss_report(state.name, restarts=True)
+        state.messages.warn(self._report)
+        state.notify("restarted", self._report)
+        state.lost_schedulers[client.address] = self._report.partition("\n")[0]
+        state.restarts(failed=not expected(scheduler.queue_status.state))
+        self._tries, self._failure = Tries(), None
+        return client
 
-    async def _restart(self, ended: SchedulerClient, report: str, lost: Callable[[str], Awaitable[None]]) -> None:
-        state, refused, failed = self.state, 0, 0
-        await ended.close()
-        while True:
-            try:
-                client = await self._next()
-                break
-            except (ClusterError, BatchError, OSError, TimeoutError) as error:
-                if not state.managed:
-                    return
-                refused += isinstance(error, BatchError)
-                why = self.why_not() or (
-                    f"the queue has not accepted it {refused} times" if refused > _REFUSALS else ""
-                )
-                if why:
-                    await lost(not_restarted(report.replace(RESTARTED, CANCELLED), f"{why}. The last failure: {error}"))
-                    return
-                pause = _pause(refused) if refused else 0.0
-                if not isinstance(error, BatchError):
-                    state.restarted.append(state.now)
-                    pause = min(_LAST_PAUSE_AFTER_FAILURE, _PAUSE_AFTER_FAILURE * failed)
-                    failed += 1
-                then = f"hpcgpu submits another job{f' in {duration(pause)}' if pause else ''}"
-                state.messages.warn(f"cluster {state.name} has no scheduler yet: {error}\n{then}")
-            await self._wait(pause)
+    async def _restart(self, ended: SchedulerClient | None) -> None:
+        """Try once to let another scheduler follow; the decision on what comes then needs its outcome."""
+        state = self.state
+        if ended is not None:
+            await ended.close()
+        try:
+            client = await self._next()
+        except Exception as error:  # whatever happens, an end of the tries is decided
+            if state.managed:
+                self._failed(error)
+            return
         if not state.managed:
             await client.close()
             return
         self._forgive()
-        self._failed, self._again_at = 0, 0.0
+        self._tries = self._next_tries = Tries()
         await self._connected(client)
 
-    async def _wait(self, seconds: float) -> None:
-        """Wait, unless the cluster ends meanwhile."""
-        until, state = self.state.now + seconds, self.state
-        while state.managed and state.now < until and not state.dispatcher.directory.closing:
+    def _failed(self, error: Exception) -> None:
+        state, self._failure = self.state, error
+        refused = isinstance(error, BatchError)
+        self._tries = (self._tries.after_refusal if refused else self._tries.after_failure)(now=state.now)
+        if not self.why_not():
+            pause = self._tries.again_at - state.now
+            then = f"hpcgpu submits another job{f' in {duration(pause)}' if pause else ''}"
+            state.messages.warn(f"cluster {state.name} has no scheduler yet: {str(error) or repr(error)}\n{then}")
+        state.decide_now.set()
+
+    def loss(self, why: str) -> str:
+        """Return the report that no other scheduler has followed."""
+        error = self._failure
+        last = f". The last failure: {str(error) or repr(error)}" if error is not None else ""
+        return not_restarted(self._report.replace(RESTARTED, CANCELLED), f"{why}{last}")
+
+    async def over(self) -> None:
+        """Wait until the scheduler is not restarted any more."""
+        while self.state.phase.restarting or self.tasks:
             await asyncio.sleep(_INTERVAL)
 
     async def _next(self) -> SchedulerClient:
@@ -331,6 +388,8 @@ class SchedulerRestarts:
             await self._reachable(job)
             return await self._connect(str(job.external_address or job.address))
         except Exception:
+            if not job.ended:
+                self._unreached = job
             if state.managed and job.name in state.registry.jobs:
                 await self._drop(job)
             raise
@@ -365,11 +424,6 @@ def not_restarted(report: str, why: str) -> str:
     """Return the report of a lost scheduler with the reason why no other one follows, in its first line."""
     first, separator, rest = report.partition("\n")
     return f"{first}. It is not restarted, because {why}{separator}{rest}"
-
-
-def _pause(failures: int) -> float:
-    """Return the seconds until a refused submit is tried again."""
-    return min(_LAST_PAUSE, _PAUSE * 2.0**failures)
 
 
 def next_name(state: ClusterState) -> str:

@@ -13,7 +13,7 @@ from distributed.security import Security
 from distributed.utils import log_errors
 
 from hpcgpu.batch import system_registry
-from hpcgpu.dask_scheduler.answer_changes import Known
+from hpcgpu.dask_scheduler.answer_changes import Received
 from hpcgpu.dask_scheduler.manager_requests import REQUEST_WAIT
 from hpcgpu.dask_scheduler.rpc_types import (
     GPUState,
@@ -76,7 +76,7 @@ class SchedulerClient:
         self._loop = asyncio.get_running_loop()
         self._comm: Any = None
         self._stream: asyncio.Task[None] | None = None
-        self._workers, self._loads = Known(), Known()
+        self._workers, self._loads = Received(), Received()
         self._load = Load(workers={}, waiting=[], holds=[])
 
     @property
@@ -91,7 +91,7 @@ class SchedulerClient:
         """
         asyncio.run_coroutine_threadsafe(self.rpc.close_rpc(), self._loop)
         self.rpc = rpc(address, connection_args=self.rpc.connection_args)
-        self._workers, self._loads = Known(), Known()
+        self._workers, self._loads = Received(), Received()
 
     @property
     def listening(self) -> bool:
@@ -155,7 +155,7 @@ class SchedulerClient:
 
     async def workers(self) -> Workers:
         """Return all present workers. The stream reports only which workers come and go, and may have ended."""
-        answer: WorkerChanges = await asyncio.wait_for(self.rpc.hpcgpu_workers(known=self._workers.version), _TIMEOUT)
+        answer: WorkerChanges = await asyncio.wait_for(self.rpc.hpcgpu_workers(version=self._workers.version), _TIMEOUT)
         self._workers.update(answer["workers"])
         self.info = _Info(answer["scheduler"] | {"workers": dict(self._workers.values)})
         return self.known
@@ -166,7 +166,7 @@ class SchedulerClient:
 
     async def load(self) -> Load:
         """Return the load."""
-        answer: LoadChanges = await asyncio.wait_for(self.rpc.hpcgpu_load(known=self._loads.version), _TIMEOUT)
+        answer: LoadChanges = await asyncio.wait_for(self.rpc.hpcgpu_load(version=self._loads.version), _TIMEOUT)
         waiting, holds = answer["waiting"], answer["holds"]
         if self._loads.update(answer["workers"]) or (waiting, holds) != (self._load["waiting"], self._load["holds"]):
             self._load = Load(workers=self._loads.values, waiting=waiting, holds=holds)

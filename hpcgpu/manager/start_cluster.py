@@ -39,8 +39,8 @@ from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.take_over import attach, program
 from hpcgpu.options.shared_options_and_defaults import DEFAULT, Options, WorkerOptions
 from hpcgpu.posix import full_disk, paths
-from hpcgpu.posix.filesystems import of_all_nodes
-from hpcgpu.posix.ownership import check_place
+from hpcgpu.posix.filesystems import is_shared
+from hpcgpu.posix.ownership import check_parent
 from hpcgpu.runtime import scratch
 from hpcgpu.scaling.wanted_state import AddGroup, Wanted, apply
 from hpcgpu.scripts import container, render
@@ -80,7 +80,7 @@ class Starter:
                 if isinstance(state.scheduler, SchedulerJob) and state.scheduler.lost_too_early:
                     await restarts.resume()
             self.reconciler.restore(state.dispatcher.directory.wanted())
-            self.reconciler.drainer.go_on()
+            self.reconciler.drainer.continue_drains()
         else:
             await self._submit_scheduler()
         self.reconciler.decide()
@@ -96,13 +96,13 @@ class Starter:
         self.submitted.set()
         while True:
             try:
-                await self._reached(submits)
+                await self._wait_until_reached(submits)
                 return
             except ClusterError:
-                if not await self._goes_on():
+                if not await self._another_follows():
                     raise
 
-    async def _goes_on(self) -> bool:
+    async def _another_follows(self) -> bool:
         """Let another scheduler job follow one that has ended while this program takes its cluster over, if it may."""
         state, restarts = self.reconciler.state, self.reconciler.restarts
         ended = isinstance(state.scheduler, SchedulerJob) and state.scheduler.lost_too_early
@@ -111,7 +111,7 @@ class Starter:
         await restarts.resume()
         return True
 
-    async def _reached(self, submits: asyncio.Future[Any]) -> None:
+    async def _wait_until_reached(self, submits: asyncio.Future[Any]) -> None:
         """Wait until the scheduler can be reached, and the worker jobs are submitted."""
         state = self.reconciler.state
         scheduler = state.scheduler
@@ -181,9 +181,10 @@ class Starter:
         """Return a job of the scheduler, with this name."""
         state = self.reconciler.state
         script = state.dispatcher.directory.path / render.script_name(self.options.system, "scheduler")
-        gpus = self.options.scheduler.gpus_per_node if self.options.scheduler is not None else 0
-        timeout = self.options.worker.death_timeout
+        options, timeout = self.options.scheduler, self.options.worker.death_timeout
+        gpus = options.gpus_per_node if options is not None else 0
         job = SchedulerJob(state.dispatcher, script, name, state.registry.logs, timeout, gpus)
+        job.directives = options.job_extra_directives if options is not None else ()
         job.restarts = self.options.cluster.on_scheduler_end == "restart"
         return job
 
@@ -329,9 +330,9 @@ def check_local_directory(given: str, *, everywhere: bool) -> None:
     try:
         path = Path(paths.expand(given, os.environ))
         there = next(place for place in (path, *path.parents) if place.exists())
-        if not everywhere and not of_all_nodes(there):
+        if not everywhere and not is_shared(there):
             return
-        check_place(there)
+        check_parent(there)
         if not there.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
         if everywhere and not os.access(there, os.W_OK | os.X_OK):

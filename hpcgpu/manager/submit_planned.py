@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from hpcgpu.errors import AmbiguousSubmit, BatchError, ClusterError, SubmitLimited, SubmitRefused, Superseded
 from hpcgpu.jobs.job_phases import Planned, Submitting
@@ -11,6 +11,13 @@ from hpcgpu.jobs.submit_and_cancel import SUBMITS_AT_ONCE
 from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.scaling.wanted_state import Command, Detach
+
+
+async def wait_for_submits(jobs: Iterable[WorkerJob]) -> None:
+    """Wait until no submit of these jobs is under way. If this wait is cancelled, the submits go on."""
+    submits = [job.submit_task for job in jobs if job.submit_task is not None]
+    if submits:
+        await asyncio.wait(submits)
 
 
 class Submitter:

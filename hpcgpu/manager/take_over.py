@@ -18,11 +18,12 @@ from pathlib import Path
 from hpcgpu.batch.base import JobState
 from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.errors import BatchError, BatchUnavailable, ClusterError
-from hpcgpu.existing_clusters.query_jobs import looked_up, submitted, without_id
+from hpcgpu.existing_clusters.query_jobs import query_with_accounting, submitted, without_id
 from hpcgpu.jobs.job_phases import Submitting
 from hpcgpu.jobs.scheduler_job import SchedulerJob
+from hpcgpu.jobs.submit_and_cancel import Cancel
+from hpcgpu.manager.cancel_all import CLOSE_TIMEOUT
 from hpcgpu.manager.cluster_state import ClusterState
-from hpcgpu.manager.reconciler import CLOSE_TIMEOUT
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling import worker_names
@@ -70,7 +71,7 @@ async def running_scheduler(state: ClusterState, *, security: bool) -> str | Non
     """
     directory, batch = state.dispatcher.directory, state.dispatcher.batch
     jobs: dict[str, Submit] = await in_thread(submitted, directory, batch)
-    statuses = await in_thread(looked_up, jobs, batch)
+    statuses = await in_thread(query_with_accounting, jobs, batch)
     _check_scheduler(state, directory, jobs)
     ended = {job_id for job_id, status in statuses.items() if status.state.ended}
     schedulers = {job_id for job_id, submit in jobs.items() if submit.kind == "scheduler"} - ended
@@ -134,13 +135,13 @@ async def attach(state: ClusterState, new_job: Callable[[str], SchedulerJob]) ->
                 scheduler = state.scheduler = job
                 job.after_end = submit.after_end or None
             else:
-                following = _held(job, submit, present)
+                following = _with_dependency(job, submit, present)
     names = {submit.name for submit in jobs.values()}
     for submit in unanswered:
         if submit.name not in names and submit.kind != "scheduler":
             _expect_worker_job(state, submit)
-        elif submit.name not in names and not submit.cancelled:
-            following = following or _held(new_job(submit.name), submit, present)
+        elif submit.name not in names and not submit.unwanted:
+            following = following or _with_dependency(new_job(submit.name), submit, present)
             _expect_scheduler_job(state, submit, following)
     if following is not None:
         following.standby = True
@@ -161,7 +162,7 @@ async def _schedulers(
     views, dispatcher = state.dispatcher.monitor.views, state.dispatcher
     schedulers = {job_id: submit for job_id, submit in jobs.items() if submit.kind == "scheduler"}
     alive = [job_id for job_id in schedulers if job_id in views and not views[job_id].status.state.ended]
-    wanted = [job_id for job_id in alive if not schedulers[job_id].cancelled]
+    wanted = [job_id for job_id in alive if not schedulers[job_id].unwanted]
     contact = await in_thread(directory.contact)
     if contact is not None and contact.job_id in schedulers:
         present: str | None = contact.job_id
@@ -208,7 +209,7 @@ async def _check(state: ClusterState, scheduler: SchedulerJob | None, directory:
         raise ClusterError(f"cluster {state.name} has ended and cannot be taken over: {what}")
 
 
-def _held(job: SchedulerJob, submit: Submit, present: str | None) -> SchedulerJob:
+def _with_dependency(job: SchedulerJob, submit: Submit, present: str | None) -> SchedulerJob:
     """Return a job that should follow, with what holds it in the queue: the present scheduler job, or nothing."""
     job.after_end = present if submit.after_end and submit.after_end == present else None
     return job
@@ -227,7 +228,7 @@ def _expect_scheduler_job(state: ClusterState, submit: Submit, following: Schedu
 def _expect_worker_job(state: ClusterState, submit: Submit) -> None:
     """Take over the submit of a worker job that the queue does not show yet. It counts as a job, if it is wanted."""
     state.dispatcher.expect(submit.name)
-    if not submit.cancelled and submit.group in state.registry.groups:
+    if not submit.unwanted and submit.group in state.registry.groups:
         state.registry.worker_job(submit.name, state.registry.group(submit.group)).submitting(Submitting())
 
 
@@ -235,7 +236,7 @@ def _attach_worker_job(state: ClusterState, submit: Submit, job_id: str, sizes: 
     """Take over a worker job. The queue was polled for it before."""
     views = state.dispatcher.monitor.views
     known = views[job_id].status.state if job_id in views else JobState.UNKNOWN
-    if submit.cancelled and known is JobState.UNKNOWN:  # it has ended as intended; if not, `close` cancels it
+    if submit.unwanted and known is JobState.UNKNOWN:  # it has ended as intended; if not, `close` cancels it
         return
     job = state.registry.worker_job(submit.name, state.registry.group(submit.group))
     # This program has not seen when the workers of a running job connected, so their wait is not learned.
@@ -243,10 +244,10 @@ def _attach_worker_job(state: ClusterState, submit: Submit, job_id: str, sizes: 
     over = known.ended or known is JobState.COMPLETING
     if submit.group not in state.registry.groups:
         job.drain(Drain.DELETED, begun=over)
-    elif over or submit.cancelled:
+    elif over or submit.unwanted:
         job.drain(Drain.ZERO if sizes.get(job.group.name) == 0 else Drain.UNWANTED, begun=over)
     if known is JobState.COMPLETING:
-        state.dispatcher.cancelled.add(job_id)  # it needs no cancel
+        state.dispatcher.cancels[job_id] = Cancel(state.now)  # it needs no other one
     job.observe(now=state.now)
 
 

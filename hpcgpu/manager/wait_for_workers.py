@@ -11,6 +11,7 @@ from contextlib import suppress
 from dask.utils import parse_timedelta
 from distributed.exceptions import WorkerStartTimeoutError
 
+from hpcgpu.dask_scheduler.held_workers import none_words
 from hpcgpu.display.counts_and_durations import counted
 from hpcgpu.display.progress import Progress, waiting_for
 from hpcgpu.errors import BatchError, ClusterError
@@ -129,7 +130,8 @@ class HoldWait:
         jobs = {job.name: job for job in state.registry.worker_jobs}
         there = sum(name not in jobs or self._can_serve(jobs[name].group) for name in self._beside)
         missing = [job for job in _incomplete(state) if self._can_serve(job.group)]
-        await _check_within_reach(state, self._n_workers + there, missing, self._by_hand, self._can_serve)
+        none = none_words(self._resources)
+        await _check_within_reach(state, self._n_workers + there, missing, self._by_hand, self._can_serve, none)
         return _why_not_there(state, missing) if missing else ""
 
     def _can_serve(self, group: WorkerGroup) -> bool:
@@ -208,17 +210,19 @@ async def _check_within_reach(
     missing: Iterable[WorkerJob],
     by_hand: _ByHand,
     can_serve: Callable[[WorkerGroup], bool] = lambda group: True,
+    none: str = "",
 ) -> None:
     """Raise `ClusterError` if this number of workers can never be reached.
 
-    The plan has fewer workers in the groups that count, or its jobs cannot start, and nothing will change that.
+    The plan has fewer workers in the groups that count, or its jobs cannot start, and nothing will change that. `none`
+    says that no group counts.
     """
     groups = [group for group in state.registry.groups.values() if can_serve(group)]
     active = [job for job in state.registry.active.values() if can_serve(job.group)]
     own = {a for job in state.registry.worker_jobs if job.active or not can_serve(job.group) for a in job.workers}
     others = len(state.known_workers - own)
     now = state.now
-    within_reach = others + sum(group.within_reach(now=now) * group.options.workers_per_job for group in groups)
+    within_reach = others + sum(group.possible_jobs(now=now) * group.options.workers_per_job for group in groups)
     within_reach -= sum(len(job.work.absence.since) for job in active if job.lost_workers and job.group.failures.paused)
     unschedulable = [job for job in missing if state.failures.unschedulable([job.name])]
     if within_reach - sum(job.group.options.workers_per_job for job in unschedulable) < wanted:
@@ -227,8 +231,9 @@ async def _check_within_reach(
         return
     within_reach += max(0, hand - others)
     if within_reach < wanted:
-        jobs = sum(group.within_reach(now=now) for group in groups)
-        why = next(filter(None, (group.stopped(now=now) for group in groups)), _advice(groups, wanted - hand))
+        jobs = sum(group.possible_jobs(now=now) for group in groups)
+        advice = _advice(groups, wanted - hand) if groups else none
+        why = next(filter(None, (group.stopped(now=now) for group in groups)), advice)
         also = f" and in those that you submitted ({counted(hand, 'worker')})" if hand else ""
         there = f"{counted(within_reach, 'worker')} in {counted(jobs, 'job')}{also}"
         raise ClusterError(f"cluster {state.name} will have only {there}, but the program waits for {wanted}: {why}")
@@ -237,6 +242,4 @@ async def _check_within_reach(
 def _advice(groups: Collection[WorkerGroup], n_workers: int) -> str:
     """Return how the user gets so many workers in one of these groups."""
     names = [group.name for group in groups]
-    if not names:
-        return "no worker group has workers of this kind; `add_worker_group` adds one"
     return f"call scale({n_workers})" if DEFAULT in names else f"call scale({n_workers}, worker_group={names[0]!r})"

@@ -56,13 +56,13 @@ def _refusal(
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"the arguments are {', '.join(known)}"
             return f"{call}: there is no argument {name!r}: {hint}"
-    taken = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
-    if len(given) > len(taken):
+    positional = [parameter for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+    if len(given) > len(positional):
         numbers = all(value is None or isinstance(value, int | float | str) for value in given) and len(given) <= len(
             known
         )
         meant = [f"{name}={value!r:.60}" for name, value in zip(known, given, strict=False) if value is not None]
         if not numbers or not meant or {name for name, _ in zip(known, given, strict=False)} & named.keys():
-            meant = [f"{parameters[len(taken)].name}=..."]
+            meant = [f"{parameters[len(positional)].name}=..."]
         return f"{call} takes its arguments by their names: write {call}({', '.join(meant)})"
     return ""

@@ -360,8 +360,8 @@ class ClusterOptions:
     lease: float | None = option(
         600.0,
         parse=values.duration_or_none,
-        doc="The scheduler and the cluster end when the scheduler has not heard from this program for this time, "
-        "as after a crash or kill -9. 0 means never.",
+        doc="The scheduler and the cluster end when the scheduler has received nothing from this program for this "
+        "time, as after a crash or kill -9. 0 means never.",
     )
     worker_restarts: int = option(
         2,
@@ -425,8 +425,8 @@ class ClusterOptions:
     ending_notice: float = option(
         900.0,
         parse=values.duration,
-        doc="How long before the end of the scheduler job's walltime `notify` is told, and `on_ending` is called; "
-        "seconds or '15m'. Half the walltime if that is shorter.",
+        doc="How long before the end of the scheduler job's walltime `notify` gets a notice, and `on_ending` is "
+        "called; seconds or '15m'. Half the walltime if that is shorter.",
     )
     quiet: bool = option(False, parse=values.boolean, doc="Show no progress messages.")
 

@@ -1,4 +1,4 @@
-"""Change the size of a cluster that another program may manage.
+"""Change the size of a cluster that another program may manage, or its worker groups.
 
 The program that manages the cluster stays its manager, and carries out the request, even while it computes. If no
 program manages the cluster, this program manages it for a moment, or the scheduler job manages it.
@@ -12,15 +12,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcgpu.batch import batch_system
+from hpcgpu.configuration.resolve import resolve_group
 from hpcgpu.display.job_table import JobTable
 from hpcgpu.errors import ClusterError
 from hpcgpu.existing_clusters.snapshot import snapshot
 from hpcgpu.manager.manager import Manager
+from hpcgpu.manager.start_cluster import warn_of_end
+from hpcgpu.manager.worker_groups import script_of
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.orders.manager_in_scheduler_job import in_scheduler_job
 from hpcgpu.orders.send_to_manager import BEGINS, done_by_manager
 from hpcgpu.scaling import sizes_to_jobs
-from hpcgpu.scaling.wanted_state import Adapt, Scale
+from hpcgpu.scaling.wanted_state import Adapt, AddGroup, DeleteGroup, Scale, Sent, check_new
 from hpcgpu.store import saved_options
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -42,9 +45,7 @@ def scale(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **size: i
     BatchError
         The batch system does not answer.
     """
-    command = _sized(directory, worker_group, size)
-    if not done_by_manager(directory, command):
-        _take_over_and_scale(directory, command, quiet=True)
+    _order(directory, _sized(directory, worker_group, size))
 
 
 def scale_and_wait(directory: ClusterDirectory, *, jobs: int, worker_group: str = DEFAULT) -> JobTable:
@@ -54,11 +55,11 @@ def scale_and_wait(directory: ClusterDirectory, *, jobs: int, worker_group: str 
     """
     command = _sized(directory, worker_group, {"jobs": jobs})
     if not done_by_manager(directory, command):
-        return _take_over_and_scale(directory, command)
+        return _take_over_and_order(directory, command)
     deadline = time.monotonic() + BEGINS
     while time.monotonic() < deadline:
         wanted = [one for one in directory.submits() if one.group == worker_group and one.kind == "worker"]
-        there = [one for one in wanted if not (one.refused or one.ended or one.cancelled)]
+        there = [one for one in wanted if not (one.refused or one.ended or one.unwanted)]
         if len(there) == jobs and all(one.job_id is not None for one in there):
             break
         time.sleep(0.2)
@@ -92,13 +93,57 @@ def adapt(directory: ClusterDirectory, *, worker_group: str = DEFAULT, **limits:
     return f"{directory.path.name}: {directory.manager()} scales it by its work from now on"
 
 
+def add_worker_group(directory: ClusterDirectory, *, name: str, jobs: int = 0, **options: Any) -> None:
+    """Add a worker group. The cluster's manager does it, or this program if there is no manager.
+
+    Parameters
+    ----------
+    directory : ClusterDirectory
+    name, jobs, **options
+        As `hpcgpu.GPUCluster.add_worker_group` takes them.
+
+    Raises
+    ------
+    OptionError, ClusterError
+        The options are not valid, the group exists, or it could not be added.
+    BatchError
+        The batch system does not answer.
+    """
+    kept = saved_options.read(directory)
+    check_new(name, {DEFAULT, *kept.groups})
+    worker = resolve_group(name, options, kept.options)
+    warn_of_end(kept.options, worker)
+    target = sizes_to_jobs.jobs_for(worker, jobs=jobs, call="add_worker_group: {}")
+    script = script_of(name, worker, kept.options, directory.path)
+    _order(directory, AddGroup(name, target, saved_options.group_to_json(worker), script))
+
+
+def delete_worker_group(directory: ClusterDirectory, *, name: str) -> None:
+    """Drain all jobs of a group, and delete the group. The cluster's manager does it, or this program without one.
+
+    Raises
+    ------
+    OptionError, ClusterError
+        There is no such group, it is the default group, or it could not be deleted.
+    BatchError
+        The batch system does not answer.
+    """
+    saved_options.read(directory).worker(name)
+    _order(directory, DeleteGroup(name))
+
+
+def _order(directory: ClusterDirectory, command: Scale | AddGroup | DeleteGroup) -> None:
+    if not done_by_manager(directory, command):
+        _take_over_and_order(directory, command, quiet=True)
+
+
 def _sized(directory: ClusterDirectory, worker_group: str, size: Mapping[str, Any]) -> Scale:
     """Return the command; raise `OptionError` for a size that is not valid, or a group that does not exist."""
     return Scale(worker_group, sizes_to_jobs.jobs_for(saved_options.read(directory).worker(worker_group), **size))
 
 
-def _take_over_and_scale(directory: ClusterDirectory, command: Scale, *, quiet: bool | None = None) -> JobTable:
-    """Manage the cluster until it has this size, then detach from it; return its jobs.
+def _take_over_and_order(directory: ClusterDirectory, command: Sent, *, quiet: bool | None = None) -> JobTable:
+    """Manage the cluster until the command is carried out, then detach from it; return its jobs.
 
     Any other manager stops managing the cluster.
     """
@@ -109,8 +154,9 @@ def _take_over_and_scale(directory: ClusterDirectory, command: Scale, *, quiet: 
         manager = Manager.of_existing(directory, batch, ends_jobs=False, wait=there, quiet=quiet)
         try:
             await manager.start()
-            manager.order(command)
-            await manager.settle()
+            manager.groups.carry_out(command)
+            if not isinstance(command, DeleteGroup):  # a job of the group may hold data for long
+                await manager.settle()
             return manager.jobs
         finally:
             if manager.managing:

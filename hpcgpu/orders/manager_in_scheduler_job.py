@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from hpcgpu.manager.take_over import program
 from hpcgpu.orders.manager_on_login_node import on_login_node
 from hpcgpu.orders.run_manager import manage_alone, run
 from hpcgpu.runtime.scheduler_connection import scheduler_of, unreachable
-from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Detach, apply
+from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Detach, Wanted, apply
 from hpcgpu.store import saved_options
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
@@ -33,8 +34,8 @@ _TIMEOUT = 120.0
 def in_scheduler_job(directory: ClusterDirectory, command: Adapt | None) -> str:
     """Let the scheduler job manage the cluster, from now on or from its start; return a message on the result.
 
-    With a command it scales a group of workers by their work; with None it keeps the sizes. Where compute nodes cannot
-    submit jobs, a process on this machine manages the cluster.
+    With a command it scales a group of workers by their work; with None it keeps the sizes, and there is no message.
+    Where compute nodes cannot submit jobs, a process on this machine manages the cluster, as the message says.
 
     Raises
     ------
@@ -47,32 +48,65 @@ def in_scheduler_job(directory: ClusterDirectory, command: Adapt | None) -> str:
             f"cluster {name} has no scheduler job: its scheduler runs in the program that made it (scheduler='local'). "
             "Call `adapt` in that program"
         )
-    earlier = directory.wanted()
-    wanted = apply(earlier, Detach(unattended=True))
-    if command is not None:
+    manager = directory.manager()
+
+    def change(earlier: Wanted) -> Wanted:
+        wanted = apply(earlier, Detach(manager_in_scheduler_job=True))
+        if command is None:
+            return wanted
         if command.group not in wanted.groups:  # a cluster that `hpcgpu render` made has no record of its groups
             wanted = apply(wanted, AddGroup(command.group, 0))
-        wanted = apply(wanted, command)
-    directory.want(wanted)
+        return apply(wanted, command)
+
+    earlier, recorded = _record(directory, change, after=manager.number if manager is not None else 0)
     contact = directory.contact()  # after the request: a scheduler that starts now reads it
     if contact is None:
-        directory.leave(directory.take_over(program()).number)  # from a program that waits for the scheduler
-        return f"{name}: adaptive scaling begins when its scheduler job does"
+        return f"{name}: adaptive scaling begins when its scheduler job does" if command is not None else ""
     try:
         problem = asyncio.run(asyncio.wait_for(_start(contact, directory), _TIMEOUT))
     except (OSError, TimeoutError) as error:
         problem = unreachable(f"its scheduler at {contact.client}", error)
-        directory.want(earlier)
+        _undo(directory, recorded, earlier)
         raise ClusterError(f"cluster {name} cannot be changed now: {problem}") from error
     if problem:
         try:
             return f"{on_login_node(directory)}. The scheduler job cannot: {problem}"
         except ClusterError as error:
-            directory.want(earlier)
+            _undo(directory, recorded, earlier)
             raise ClusterError(
                 f"the scheduler job of cluster {name} cannot scale it: {problem}. And {error}"
             ) from error
-    return f"{name}: its scheduler job scales it from now on"
+    return f"{name}: its scheduler job scales it from now on" if command is not None else ""
+
+
+def _record(directory: ClusterDirectory, change: Callable[[Wanted], Wanted], *, after: int) -> tuple[Wanted, Wanted]:
+    """Change the wanted state as the manager of this moment; return the earlier state and the new one.
+
+    Only the manager writes it, so that no order is lost. Its number decides who that is: `ClusterDirectory.take_over`.
+
+    Raises
+    ------
+    ClusterError
+        The cluster was closed, or another program has followed the manager with the number `after`.
+    """
+    change(directory.wanted())  # an order that is refused takes the cluster from nobody
+    number = directory.take_over(program(), after=after).number
+    try:
+        earlier = directory.wanted()
+        wanted = change(earlier)
+        directory.want(wanted)
+    finally:
+        with suppress(OSError):  # on a full disk, it ends with this process
+            directory.leave(number)
+    return earlier, wanted
+
+
+def _undo(directory: ClusterDirectory, recorded: Wanted, earlier: Wanted) -> None:
+    """Record the earlier state again, unless a manager lives that has read the new one, or has changed it since."""
+    manager = directory.manager()
+    if manager is not None and manager.lives is False and directory.wanted() == recorded:
+        with suppress(ClusterError):  # a program has just begun to manage it
+            _record(directory, lambda _: earlier, after=manager.number)
 
 
 async def _start(contact: Contact, directory: ClusterDirectory) -> str:

@@ -91,7 +91,7 @@ def manage_if_needed(directory: ClusterDirectory) -> str:
     """
     deadline = time.monotonic() + _TIMEOUT
     try:
-        while directory.wanted().unattended and time.monotonic() < deadline:
+        while directory.wanted().manager_in_scheduler_job and time.monotonic() < deadline:
             manager = _ask(directory, lambda scheduler: scheduler.hpcgpu_state(), _ANSWER)["manager"]
             if manager["present"]:
                 break
@@ -143,9 +143,9 @@ def _present_manager(directory: ClusterDirectory) -> ManagerRecord | None:
     if manager.lives is None and contact is not None:
         with contextlib.suppress(OSError, TimeoutError, ValueError):
             state = asyncio.run(answer_of(directory, contact, lambda one: one.hpcgpu_state(), _ANSWER))
-            heard = state["manager"]
-            begins = heard["number"] < manager.number and time.time() - directory.modified < _FIRST_HEARTBEAT
-            return manager if heard["present"] or begins else None
+            reported = state["manager"]
+            begins = reported["number"] < manager.number and time.time() - directory.modified < _FIRST_HEARTBEAT
+            return manager if reported["present"] or begins else None
     return manager
 
 

@@ -9,7 +9,7 @@ from hpcgpu.dask_scheduler.rpc_types import RequestAnswer
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import ClusterError
 from hpcgpu.runtime.scheduler_connection import answer_of, unreachable
-from hpcgpu.scaling.wanted_state import Adapt, Scale, to_json
+from hpcgpu.scaling.wanted_state import Sent, to_json
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -19,7 +19,7 @@ _TIMEOUT = 45.0
 BEGINS = 10.0
 
 
-def done_by_manager(directory: ClusterDirectory, command: Scale | Adapt) -> bool:
+def done_by_manager(directory: ClusterDirectory, command: Sent) -> bool:
     """Let the manager carry out a command; return whether there was a manager to do it.
 
     A manager that cannot be found any more does not block the cluster: then a warning reports this.
@@ -49,7 +49,7 @@ def done_by_manager(directory: ClusterDirectory, command: Scale | Adapt) -> bool
             return True
         if contact is not None and late and manager.lives is None:
             warn(
-                f"this program takes over cluster {directory.path.name} from {manager}: the scheduler has heard "
+                f"this program takes over cluster {directory.path.name} from {manager}: the scheduler has received "
                 "nothing from it for a minute, and hpcgpu cannot find out whether it still runs"
             )
             return False
@@ -66,10 +66,10 @@ def _one_comes(directory: ClusterDirectory, contact: Contact | None) -> bool:
     if contact is None or directory.has_ended(contact.job_id):
         return False
     wanted = directory.wanted()
-    return wanted.unattended and not wanted.closing
+    return wanted.manager_in_scheduler_job and not wanted.closing
 
 
-def _forwarded(directory: ClusterDirectory, contact: Contact, command: Scale | Adapt) -> bool:
+def _forwarded(directory: ClusterDirectory, contact: Contact, command: Sent) -> bool:
     """Send a command to the manager through the scheduler; return whether a manager accepts requests."""
     try:
         call = answer_of(directory, contact, lambda one: one.hpcgpu_request(command=to_json(command)), _TIMEOUT)
@@ -79,4 +79,4 @@ def _forwarded(directory: ClusterDirectory, contact: Contact, command: Scale | A
         raise ClusterError(f"cluster {directory.path.name} cannot be changed now, because {why}") from error
     if answer["error"]:
         raise ClusterError(answer["error"])
-    return answer["taken"]
+    return answer["accepted"]

@@ -59,7 +59,8 @@ def render(system: str, machine: Machine, today: str, network: Iterable[str] = (
         *_needs(machine.accounts),
         "options:",
     ]
-    kinds = [_limited(queue, rules.get(queue.name)) for queue in machine.queues.gpus if not machine.shut(queue.name)]
+    usable = [queue for queue in machine.queues.gpus if not machine.why_closed(queue.name)]
+    kinds = [_limited(queue, rules.get(queue.name)) for queue in usable]
     if not kinds:
         lines += [
             "  # The batch system lists no GPUs that you can use. If jobs get whole nodes with GPUs, write how many a"
@@ -149,6 +150,6 @@ def _queues(machine: Machine) -> list[str]:
             "the default" * rule.default,
             f"routes to {', '.join(rule.routes)}" * bool(rule.routes),
         ]
-        notes += [f"not for you: {why}"] if (why := machine.shut(name)) else []
+        notes += [f"not for you: {why}"] if (why := machine.why_closed(name)) else []
         lines += [f"#   {name}: {'; '.join(filter(None, notes)) or 'no walltime limit'}"]
     return lines

@@ -53,7 +53,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Profile:
-    """What hpcgpu knows about a site.
+    """The options and the advice for one site.
 
     Attributes
     ----------

@@ -93,7 +93,7 @@ class _Group:
     @cached_property
     def staying(self) -> list[JobView]:
         """Jobs that are not draining."""
-        return [job for job in self.jobs if not job.retiring]
+        return [job for job in self.jobs if not job.draining]
 
     @cached_property
     def wait(self) -> float | None:
@@ -324,7 +324,7 @@ def _experience(group: _Group, seen: Hysteresis, rank: int) -> str:
         return "the idle_timeout"
     earlier, late = seen.gaps[rank].earlier, 0.0 if rank else idle_jobs.delay(seen.standstill, group.wait)
     last = f", and without it all work would be about {late:.0f} s later" if late >= 1 else ""
-    if group.limits.interactive and idle_jobs.few(earlier):
+    if group.limits.interactive and idle_jobs.too_few_gaps(earlier):
         return f"as you work interactively, and few of your pauses are known yet{last}"
     if not earlier:
         return f"as no gap in the work is known yet{last}"

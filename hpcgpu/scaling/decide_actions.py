@@ -1,7 +1,8 @@
 """Decides what the manager does next: a function of the wanted state, the observed state and the time.
 
-It changes nothing. `hpcgpu.scaling.adaptive_policy` decides how many jobs a group should have; this module decides
-which jobs begin and end, and why.
+It changes nothing. `hpcgpu.scaling.adaptive_policy` decides how many jobs a group should have, and
+`hpcgpu.scaling.scheduler_restarts` what becomes of the scheduler job; this module decides which jobs begin and end, and
+why.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hpcgpu.scaling import adaptive_policy, missing_workers, walltime_margin
+from hpcgpu.scaling import adaptive_policy, missing_workers, scheduler_restarts, walltime_margin
 from hpcgpu.scaling.policy_data import Decision, Demand, History, Hysteresis, JobView, Limits
+from hpcgpu.scaling.scheduler_restarts import ObservedScheduler, SchedulerAction
 
 #: Seconds to wait for running tasks when the budget ends.
 BUDGET_END = 20.0
@@ -105,11 +107,12 @@ class ObservedGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservedCluster:
-    """A cluster: whether it continues, and its groups of worker jobs.
+    """A cluster: whether it continues, its scheduler, and its groups of worker jobs.
 
     Attributes
     ----------
     groups : sequence of ObservedGroup
+    scheduler : ObservedScheduler
     submitted : bool
         Whether its scheduler job is in the queue. Worker jobs are submitted after it.
     reachable : bool
@@ -125,6 +128,7 @@ class ObservedCluster:
     """
 
     groups: Sequence[ObservedGroup] = ()
+    scheduler: ObservedScheduler = ObservedScheduler()
     submitted: bool = True
     reachable: bool = True
     restarting: bool = False
@@ -165,51 +169,64 @@ class EndAll:
 
 
 @dataclass(frozen=True)
-class Decided:
+class DecidedGroup:
     """The actions for one group, in this order, and the decision on its size that caused them."""
 
     size: Decision
     actions: tuple[Submit | End, ...]
 
 
-def decide(cluster: ObservedCluster, *, now: float) -> EndAll | list[Decided]:
-    """Decide to end the cluster, or decide which actions bring each group to its wanted size.
+@dataclass(frozen=True)
+class Decided:
+    """What comes first, for the whole cluster, and then what is done for each group.
+
+    Attributes
+    ----------
+    cluster : EndAll or SchedulerAction or None
+    groups : sequence of DecidedGroup
+        In the order of the groups; empty while nothing can be done for them.
+    """
+
+    cluster: EndAll | SchedulerAction | None = None
+    groups: Sequence[DecidedGroup] = ()
+
+
+def decide(cluster: ObservedCluster, *, now: float) -> Decided:
+    """Decide to end the cluster, or what becomes of its scheduler, and what brings each group to its wanted size.
 
     Parameters
     ----------
     cluster : ObservedCluster
     now : float
         Epoch seconds.
-
-    Returns
-    -------
-    EndAll or list of Decided
-        The list has one entry for each group, in their order. It is empty while nothing can be done.
     """
     if cluster.over:
-        return EndAll() if now >= cluster.retry_at else []
+        return Decided(EndAll() if now >= cluster.retry_at else None)
     if not cluster.submitted:
-        return []
-    return [_decide(group, cluster, now) for group in cluster.groups]
+        return Decided()
+    action = scheduler_restarts.decide(cluster.scheduler, now=now)
+    if cluster.scheduler.gone and not cluster.restarting:
+        return Decided(action)
+    return Decided(action, [_decide(group, cluster, now) for group in cluster.groups])
 
 
-def _decide(group: ObservedGroup, cluster: ObservedCluster, now: float) -> Decided:
+def _decide(group: ObservedGroup, cluster: ObservedCluster, now: float) -> DecidedGroup:
     reachable = cluster.reachable or cluster.restarting  # then nothing is lost
     ends = [*_unschedulable(group, now), *(_before_walltime(group, now) if reachable else ())]
     ending = {name for end in ends for name in end.jobs}
-    views = [replace(job.view, retiring=True) if job.name in ending else job.view for job in group.jobs]
+    views = [replace(job.view, draining=True) if job.name in ending else job.view for job in group.jobs]
     size = adaptive_policy.decide(views, group.demand, group.limits, group.history, group.hysteresis, now=now)
     ends += _to_size(group, size if reachable else replace(size, retire=()), now)
     ending = {name for end in ends for name in end.jobs}
     submits = [Submit(size.submit)] if size.submit and not cluster.restarting else []
     replaced = _replaced(group, size.target, ending, now) if reachable else ()
-    return Decided(size, (*ends, *submits, *replaced))
+    return DecidedGroup(size, (*ends, *submits, *replaced))
 
 
 def _unschedulable(group: ObservedGroup, now: float) -> Iterator[End]:
     """Decide to end jobs of adaptive scaling that can never start: perhaps nobody reads the reason."""
     if group.adaptive:
-        due = tuple(job.name for job in group.jobs if job.never and not job.view.retiring and now >= job.retry_at)
+        due = tuple(job.name for job in group.jobs if job.never and not job.view.draining and now >= job.retry_at)
         if due:
             yield End(due, Drain.UNWANTED)
 
@@ -217,7 +234,7 @@ def _unschedulable(group: ObservedGroup, now: float) -> Iterator[End]:
 def _before_walltime(group: ObservedGroup, now: float) -> Iterator[End]:
     """Decide to end jobs whose walltime ends soon, early enough to move their data."""
     for job in group.jobs:
-        if not job.view.retiring and job.leaves is not None and now >= max(job.leaves, job.retry_at):
+        if not job.view.draining and job.leaves is not None and now >= max(job.leaves, job.retry_at):
             log = f"the walltime of job {job.name} ends soon: its workers retire"
             yield End((job.name,), Drain.WALLTIME, job.waits_until(now=now), log)
 
@@ -241,12 +258,12 @@ def _replaced(group: ObservedGroup, target: int, ending: set[str], now: float) -
     """Decide to end jobs that lost workers for good, as soon as other jobs can replace them."""
     if group.history.paused:
         return
-    staying = [job for job in group.jobs if not job.view.retiring and job.name not in ending]
+    staying = [job for job in group.jobs if not job.view.draining and job.name not in ending]
     short = [job for job in staying if job.lost]
     comes = bool(group.history.full) or any(job.submitted and not job.view.workers and not job.lost for job in staying)
     ready = [job for job in short if now >= job.retry_at]
     idle, working = [job for job in ready if not job.view.workers], [job for job in ready if job.view.workers]
     still_work = sum(bool(job.view.workers) for job in short)
-    may_go = missing_workers.may_go(still_work, sum(job.whole for job in staying), target, comes=comes)
-    for job in (*idle, *working[:may_go]):
+    may_end = missing_workers.jobs_that_may_end(still_work, sum(job.whole for job in staying), target, comes=comes)
+    for job in (*idle, *working[:may_end]):
         yield End((job.name,), Drain.WALLTIME, job.waits_until(now=now))

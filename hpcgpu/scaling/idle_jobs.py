@@ -175,7 +175,7 @@ def delay(standstill: Standstill, wait: float | None) -> float:
     return min(known, default=0.0)
 
 
-def few(earlier: Sequence[float]) -> bool:
+def too_few_gaps(earlier: Sequence[float]) -> bool:
     """Whether these gaps are too few to estimate the pauses of a person."""
     return len(earlier) < _PAUSES_OF_A_PERSON
 
@@ -195,7 +195,7 @@ def keep_time(earlier: Sequence[float], start: float, *, last: bool = False, int
         Whether a person works with the cluster.
     """
     least = _LEAST_SHARE * start
-    if interactive and few(earlier):
+    if interactive and too_few_gaps(earlier):
         least = max(least, _FIRST_OF_A_PERSON if last else _FIRST_OF_A_PERSON_OTHERS)
     if not earlier:
         return max(_FIRST, least) if last or interactive else _FIRST

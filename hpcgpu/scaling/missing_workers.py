@@ -49,7 +49,7 @@ class Absence:
     def __bool__(self) -> bool:
         return bool(self.since)
 
-    def came(self, worker: str) -> Absence:
+    def with_worker(self, worker: str) -> Absence:
         """Return the missing workers after this worker has joined: it may be lost before `observe` runs."""
         since = {name: at for name, at in self.since.items() if name != worker}
         return replace(self, since=since, joined=self.joined | {worker})
@@ -121,7 +121,7 @@ def observe(
     return Absence(names=tuple(names), nodes=nodes, since=since, joined=joined, known=known)
 
 
-def may_go(short: int, whole: int, target: int, *, comes: bool) -> int:
+def jobs_that_may_end(short: int, whole: int, target: int, *, comes: bool) -> int:
     """Return how many of the jobs that must be replaced may end now.
 
     Each job continues until the workers of its replacement are connected. One job at a time may end earlier: if the

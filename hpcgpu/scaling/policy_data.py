@@ -69,7 +69,7 @@ class JobView(JobLoad):
         Connected workers.
     idle_since : float or None
         Since when all its workers are connected and idle.
-    retiring : bool
+    draining : bool
         Whether it is draining already.
     """
 
@@ -79,7 +79,7 @@ class JobView(JobLoad):
     leaves: float | None = None
     workers: int = 0
     idle_since: float | None = None
-    retiring: bool = False
+    draining: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

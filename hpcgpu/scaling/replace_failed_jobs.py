@@ -158,7 +158,7 @@ class Failures:
                 if self.failed > 1
                 else "a worker job failed; it is not replaced"
             )
-            self.paused = f"{failed} {self.again} (worker_restarts={self.restarts})"
+            self.paused = f"{failed} {self.pause_ends} (worker_restarts={self.restarts})"
 
     def submit_refused(self, words: str, *, for_good: bool, now: float) -> None:
         """Record a submission that was refused.
@@ -173,14 +173,14 @@ class Failures:
         if for_good or self.refused >= (_LATER_REFUSALS if self.accepted else _REFUSALS):
             several = self.refused > 1
             times = f"{self.refused} submissions in a row were refused" if several else "a submission was refused"
-            self.paused = f"{times}, so nothing more is submitted {self.again}. The last one: {words}"
+            self.paused = f"{times}, so nothing more is submitted {self.pause_ends}. The last one: {words}"
 
     def site_is_full(self, words: str, *, now: float) -> None:
         """Record that a limit of the site on the number of jobs is reached."""
         self.full, self._full_until = words, now + _FULL_FOR
 
     @property
-    def again(self) -> str:
+    def pause_ends(self) -> str:
         """When a pause ends."""
         return _AGAIN_ADAPTIVE if self.adaptive else _AGAIN
 

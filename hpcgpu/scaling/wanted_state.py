@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -38,7 +38,7 @@ class Wanted:
     groups : dict of str to WantedGroup
     generation : int
         Number of the last command.
-    unattended : bool
+    manager_in_scheduler_job : bool
         Whether the scheduler job runs a manager while no other program manages the cluster.
     detached : bool
         Whether the cluster outlives its managers.
@@ -48,7 +48,7 @@ class Wanted:
 
     groups: dict[str, WantedGroup] = field(default_factory=dict)
     generation: int = 0
-    unattended: bool = False
+    manager_in_scheduler_job: bool = False
     detached: bool = False
     closing: bool = False
 
@@ -60,10 +60,18 @@ class Wanted:
 
 @dataclass(frozen=True)
 class AddGroup:
-    """Add a group of workers."""
+    """Add a group of workers, whose job script is `script`.
+
+    If another program sends it, it has all options of a worker job of the group.
+    """
 
     group: str
     jobs: int
+    options: dict[str, Any] = field(default_factory=dict)
+    script: str = ""
+
+    def __str__(self) -> str:
+        return f"add_worker_group({self.group!r}, jobs={self.jobs}, ...)"
 
 
 @dataclass(frozen=True)
@@ -71,6 +79,9 @@ class DeleteGroup:
     """Drain all jobs of a group, and forget the group."""
 
     group: str
+
+    def __str__(self) -> str:
+        return f"delete_worker_group({self.group!r})"
 
 
 @dataclass(frozen=True)
@@ -109,7 +120,7 @@ class Detach:
     """Let the cluster outlive its managers."""
 
     #: Whether the scheduler job runs a manager from now on.
-    unattended: bool = False
+    manager_in_scheduler_job: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,15 +130,16 @@ class Close:
 
 Command = AddGroup | DeleteGroup | Scale | Adapt | Resume | Detach | Close
 #: The commands that a program sends to the manager of a cluster.
-_SENT = {"scale": Scale, "adapt": Adapt}
+Sent = AddGroup | DeleteGroup | Scale | Adapt
+_SENT: dict[str, type[Sent]] = {"addgroup": AddGroup, "deletegroup": DeleteGroup, "scale": Scale, "adapt": Adapt}
 
 
-def to_json(command: Scale | Adapt) -> dict[str, Any]:
+def to_json(command: Sent) -> dict[str, Any]:
     """Return a command in the form in which a program sends it."""
     return {"command": type(command).__name__.lower(), **asdict(command)}
 
 
-def from_json(sent: Mapping[str, Any]) -> Scale | Adapt:
+def from_json(sent: Mapping[str, Any]) -> Sent:
     """Return a command that a program has sent.
 
     Raises
@@ -138,8 +150,17 @@ def from_json(sent: Mapping[str, Any]) -> Scale | Adapt:
     shape = _SENT.get(str(sent.get("command")))
     if shape is None:
         raise ValueError(f"the program that manages the cluster does not know the command {str(sent)[:60]}")
-    command: Scale | Adapt = convert(dict(sent), shape)
+    command: Sent = convert(dict(sent), shape)
     return command
+
+
+def check_new(group: str, groups: Collection[str]) -> None:
+    """Raise `OptionError` if there is a worker group of this name."""
+    if group in groups:
+        raise OptionError(
+            f"there is a worker group named {group!r} already. To change its size, call scale(jobs=..., "
+            f"worker_group={group!r})"
+        )
 
 
 def apply(wanted: Wanted, command: Command) -> Wanted:
@@ -158,15 +179,12 @@ def apply(wanted: Wanted, command: Command) -> Wanted:
         raise ClusterError("the cluster was closed, by its program or by `hpcgpu stop`: start a new one")
     generation = wanted.generation + 1
     if isinstance(command, Detach):
-        unattended = wanted.unattended or command.unattended
-        return replace(wanted, detached=True, unattended=unattended, generation=generation)
+        in_job = wanted.manager_in_scheduler_job or command.manager_in_scheduler_job
+        return replace(wanted, detached=True, manager_in_scheduler_job=in_job, generation=generation)
     name, groups = command.group, wanted.groups
-    if isinstance(command, AddGroup) and name in groups:
-        raise OptionError(
-            f"there is a worker group named {name!r} already. To change its size, call scale(jobs=..., "
-            f"worker_group={name!r})"
-        )
-    if not isinstance(command, AddGroup) and name not in groups:
+    if isinstance(command, AddGroup):
+        check_new(name, groups)
+    elif name not in groups:
         raise OptionError(f"no worker group named {name!r}: the groups are {', '.join(groups)}")
     match command:
         case DeleteGroup():

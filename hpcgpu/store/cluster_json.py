@@ -26,7 +26,9 @@ from hpcgpu.store.atomic_files import Files
 #: ``wanted.json`` also says whether the cluster is detached. 9: the load has the sets of workers that programs request.
 #: 10: the load of a worker has whether a program holds it, and a drain waits for the answer of ``hpcgpu_will_leave``.
 #: 11: a client that goes on with the next scheduler keeps results by ``hpcgpu_keep``.
-FORMAT = 11
+#: 12: a worker that is given to a program has the calls that still run on it. 13: ``wanted.json`` has another word for
+#: whether the scheduler job runs a manager. 14: the report on a worker group has its GPUs and resources.
+FORMAT = 14
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,7 @@ def claim(
         The directory cannot be written.
     """
     private_directory(path.parent)
-    ownership.check_place(path.parent)
+    ownership.check_parent(path.parent)
     _sweep(path.parent, now=time.time())
     directory, draft = ClusterDirectory(path), ClusterDirectory(_hidden(path))
     token, earlier = REQUESTED_TOKEN.get() or secrets.token_hex(16), list[ClusterDirectory]()

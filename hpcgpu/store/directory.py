@@ -153,7 +153,7 @@ class ClusterDirectory(Contacts, Journal, Managers):
     def claim_notice(self, event: str) -> bool:
         """Record that a notice of an event is sent; return True if it is the first one, or if that is not known."""
         try:
-            os.close(os.open(self.path / f"told-{event}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            os.close(os.open(self.path / f"notified-{event}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
             return False
         except OSError:  # a full disk, or the directory is removed: two notices are better than none

@@ -86,8 +86,8 @@ class Submit:
         The job has ended, and hpcgpu has seen that.
     before_close : bool
         The job ended before the cluster was closed or stopped, so it ended for another reason.
-    cancelled : bool
-        A manager decided to end the job, and did not revoke the decision: the job is no longer wanted.
+    unwanted : bool
+        A manager decided to end the job, and did not revoke the decision.
     after_end : str
         The job that must end before the queue starts this one; empty if there is none.
     how : End or None
@@ -103,7 +103,7 @@ class Submit:
     why: str = ""
     ended: bool = False
     before_close: bool = False
-    cancelled: bool = False
+    unwanted: bool = False
     after_end: str = ""
     how: End | None = None
 
@@ -113,8 +113,8 @@ class Journal(Files):
 
     def intend(self, name: str, kind: str, group: str = "default", after_end: str = "") -> None:
         """Record that a job of this name is about to be submitted, perhaps to start after the end of another one."""
-        held = {"after_end": after_end} if after_end else {}
-        self._append({"event": "intent", "name": name, "kind": kind, "group": group, **held})
+        dependency = {"after_end": after_end} if after_end else {}
+        self._append({"event": "intent", "name": name, "kind": kind, "group": group, **dependency})
 
     def submitted(self, name: str, job_id: str) -> None:
         """Record the id of a submitted job."""
@@ -157,7 +157,7 @@ class Journal(Files):
     @property
     def closing(self) -> bool:
         """Whether the cluster's jobs were cancelled for good; they may have ended, or not yet."""
-        return any(record["event"] in ("closing", "closed") for record in self._journal())
+        return self.ended_at() is not None
 
     @property
     def journal_size(self) -> int:
@@ -206,7 +206,7 @@ class Journal(Files):
                 names = record.get("names")
                 for name in names if isinstance(names, list) else ():
                     if name in jobs:
-                        jobs[name].cancelled = record["event"] == "cancel"
+                        jobs[name].unwanted = record["event"] == "cancel"
             elif record["event"] == "submitted":
                 name = record["name"]
                 if name not in jobs:  # the line of its intent is damaged, but the job exists

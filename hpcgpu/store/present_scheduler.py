@@ -30,7 +30,7 @@ def present_scheduler(submits: Iterable[Submit], served: str) -> Submit | None:
     """
     there = [one for one in submits if one.kind == "scheduler" and not one.refused]
     by_contact = [one for one in there if one.job_id is not None and one.job_id == served]
-    wanted = [one for one in there if not (one.ended or one.cancelled)]
+    wanted = [one for one in there if not (one.ended or one.unwanted)]
     if current := [one for one in by_contact if one in wanted] or wanted[:1]:
         return current[0]
     over = [one for one in there if one.ended and not _intended(one)]
@@ -49,7 +49,7 @@ def waits_to_follow(submits: Iterable[Submit], served: str) -> list[Submit]:
     """
     there = [one for one in submits if one.kind == "scheduler" and not one.refused]
     numbers = [number for number, one in enumerate(there) if one.job_id == served]
-    return [one for one in there[numbers[-1] + 1 :] if not (one.ended or one.cancelled)] if numbers else []
+    return [one for one in there[numbers[-1] + 1 :] if not (one.ended or one.unwanted)] if numbers else []
 
 
 def unexpected_ends(submits: Iterable[Submit]) -> list[float]:
@@ -61,7 +61,7 @@ def unexpected_ends(submits: Iterable[Submit]) -> list[float]:
         All jobs of the journal, in order.
     """
     over = [
-        one for one in submits if one.kind == "scheduler" and one.ended and not one.cancelled and one.how is not None
+        one for one in submits if one.kind == "scheduler" and one.ended and not one.unwanted and one.how is not None
     ]
     ends = [one.how for one in over if one.how is not None and not _intended(one)]
     return [how.end for how in ends if how.end is not None and not expected(state_named(how.state))]

@@ -94,6 +94,26 @@ def read(directory: ClusterDirectory) -> Saved:
         ) from error
 
 
+def group_to_json(worker: WorkerOptions) -> dict[str, Any]:
+    """Return the options of a group of workers in the form in which a program sends them."""
+    content: dict[str, Any] = json.loads(json.dumps(asdict(worker), default=_path))
+    return content
+
+
+def group_from_json(system: str, sent: Mapping[str, Any]) -> WorkerOptions:
+    """Return the options of a group of workers that a program has sent.
+
+    Raises
+    ------
+    OptionError
+        Another release of hpcgpu has sent them.
+    ValueError
+        They are damaged.
+    """
+    lists = json.loads(json.dumps(sent))  # Dask's protocol makes tuples of them
+    return _build(option_classes(system).worker, lists)
+
+
 def logs(directory: ClusterDirectory) -> Path:
     """Return the directory of the jobs' logs.
 
