@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack
@@ -30,12 +30,17 @@ from distributed.core import Status, rpc
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.cuda_visible_devices import visible_devices
 from hpcgpu.client.connect import wait_for_contact
+from hpcgpu.client.held_set import Manager
 from hpcgpu.configuration.resolve import resolve
+from hpcgpu.dask_scheduler.held_workers import HOLDS_OTHERS
 from hpcgpu.display.counts_and_durations import counted
+from hpcgpu.display.job_info import JobInfo
 from hpcgpu.errors import CertificateError, ClusterError, OptionError
+from hpcgpu.existing_clusters.snapshot import Observer
 from hpcgpu.fabric import ucx_settings
 from hpcgpu.options.declare import names
 from hpcgpu.options.shared_options_and_defaults import JobOptions, Options, WorkerOptions
+from hpcgpu.posix.threads import in_thread, run
 from hpcgpu.runtime.credentials_of_job import make_credentials
 from hpcgpu.runtime.scheduler_connection import answers
 from hpcgpu.scripts import render
@@ -163,6 +168,71 @@ def _here(job: _J) -> _J:
     return replace(job, container=None, python=sys.executable) if job.container else job
 
 
+class _Manager(Manager):
+    """What `hpcgpu.hold` uses as manager: a job step gets no more workers than its tasks and GPUs allow."""
+
+    def __init__(self, runner: SlurmGPURunner) -> None:
+        self._runner = runner
+        self.observer = Observer(runner.directory)
+
+    async def start(self) -> None:
+        """Do nothing: a runner has started."""
+
+    async def poll(self, job_ids: Collection[str], *, recent: bool = False) -> bool:
+        """Let the next question for the jobs query the queue."""
+        del job_ids, recent
+        self.observer.soon()
+        return True
+
+    def hold_wait(self, n_workers: int, resources: Mapping[str, float], beside: Collection[str]) -> _HoldWait:
+        """Return the wait of a program for workers to hold, beside those that it holds already."""
+        return _HoldWait(self._runner, n_workers + len(beside), resources)
+
+
+@dataclass(frozen=True)
+class _HoldWait:
+    """The wait of a program for workers to hold."""
+
+    runner: SlurmGPURunner
+    n_workers: int
+    resources: Mapping[str, float]
+
+    async def check(self) -> str:
+        """Raise `ClusterError` if the step will not have so many workers of this kind."""
+        gpus, there = self.runner.task.gpus, dict(self.runner.options.worker.worker_resources())
+        lacking = [name for name, amount in self.resources.items() if there.get(name, 0.0) < amount]
+        if not self.resources and not gpus:
+            lacking = ["a GPU"]
+        most = self.n_workers
+        with contextlib.suppress(OSError, ValueError):  # the next check reads the files again
+            most = 0 if lacking else await in_thread(self._most_workers)
+        if most >= self.n_workers:
+            return ""
+        why = f"each needs {'a GPU and ' if gpus else ''}a task of its own (srun --ntasks)"
+        if lacking:
+            why = f"its workers do not have {', '.join(lacking)}{'' if self.resources else f'; {HOLDS_OTHERS}'}"
+        raise ClusterError(
+            f"job step {self.runner.task.step} will have only {counted(most, 'worker')}"
+            f"{' of this kind' if lacking else ''}, but the program waits for {self.n_workers}: {why}"
+        )
+
+    def _most_workers(self) -> int:
+        """Return how many workers there are or will be; a node that has not begun counts with all its tasks."""
+        directory, most = self.runner.directory, 0
+        directory.refresh()
+        others = _nodes_of_others(directory)
+        for node, tasks in enumerate(tasks_per_node(os.environ["SLURM_STEP_TASKS_PER_NODE"])):
+            begun = directory.path / f"node-{node}"
+            workers = begun.read_text() if begun.exists() else ""
+            most += int(workers) if workers else tasks - others.count(node)
+        return most
+
+
+def _nodes_of_others(directory: ClusterDirectory) -> list[int]:
+    """Return the nodes of the tasks that are no workers."""
+    return [int((directory.path / name).read_text()) for name in ("task-0", "task-1")]
+
+
 class SlurmGPURunner:
     """A GPU Dask cluster of the tasks of one job step.
 
@@ -283,10 +353,9 @@ class SlurmGPURunner:
             worker = replace(worker, nodes_per_job=1)
             self._become_workers(f"worker-{self.task.rank}", worker)
         self._wait_for("task-1", "the program's task")
-        others = sum((self.directory.path / name).read_text() == str(self.task.node) for name in ("task-0", "task-1"))
-        if not self._first_of_node():
+        workers = min(self.task.on_node - _nodes_of_others(self.directory).count(self.task.node), self.task.gpus)
+        if not self._first_of_node(workers):
             self._wait_for_end()
-        workers = min(self.task.on_node - others, self.task.gpus)
         if idle := self.task.gpus - workers:
             print(
                 f"hpcgpu: node {self.task.node} has {counted(self.task.gpus, 'GPU')} but only "
@@ -300,13 +369,16 @@ class SlurmGPURunner:
         options = replace(self.options, worker=worker)
         self._become(name, render.command(self.system, "worker", options, self.directory.path))
 
-    def _first_of_node(self) -> bool:
+    def _first_of_node(self, workers: int) -> bool:
+        """Whether this task starts the workers of its node; record their number."""
         try:
-            os.close(
-                os.open(self.directory.path / f"node-{self.task.node}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+            descriptor = os.open(
+                self.directory.path / f"node-{self.task.node}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600
             )
         except FileExistsError:
             return False
+        with open(descriptor, "w") as file:
+            file.write(str(workers))
         return True
 
     def _wait_for_end(self) -> NoReturn:
@@ -348,6 +420,7 @@ class SlurmGPURunner:
         self.scheduler_address = contact.client
         self.security = certificates_and_keys.security(self.directory)
         self.status = Status.running
+        self.manager = _Manager(self)
         if not self.options.cluster.quiet:
             print(f"hpcgpu: scheduler and workers write to {self.directory.logs}", file=sys.stderr, flush=True)
         self._closing = threading.Event()
@@ -369,11 +442,18 @@ class SlurmGPURunner:
     @property
     def n_workers(self) -> int:
         """The number of connected workers."""
-        return len(asyncio.run(self._identity())["workers"])
+        return len(run(self._identity())["workers"])
 
     async def _identity(self) -> dict[str, Any]:
         async with self._scheduler() as scheduler:
             return dict(await scheduler.identity(n_workers=-1))
+
+    @property
+    def jobs(self) -> list[JobInfo]:
+        """The job of this step, as its queue reports it; once for each name by which its workers report it."""
+        found = [replace(job, log=self.directory.logs) for job in self.manager.observer.snapshot().jobs]
+        ranks = range(2, self.task.tasks) if not self.task.gpus else ()
+        return found + [replace(job, name=f"{job.name}-{rank}") for job in found for rank in ranks]
 
     def get_client(self) -> Client:
         """Return a Dask client."""
@@ -386,7 +466,7 @@ class SlurmGPURunner:
         self.status = Status.closing
         self._closing.set()
         with contextlib.suppress(OSError, TimeoutError):
-            asyncio.run(asyncio.wait_for(self._terminate(), _TEARDOWN))
+            run(asyncio.wait_for(self._terminate(), _TEARDOWN))
         self._alive.join(_TEARDOWN)
         self.directory.remove_secrets()
         self.directory.close()

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from hpcgpu.batch.base import BatchSystem, Outlook
 from hpcgpu.batch.queue_monitor import Monitor, View
 from hpcgpu.batch.reasons import explain, outlook
-from hpcgpu.checks.judge_job_reports import Seen, environment_lines, fabric_line, judge
+from hpcgpu.checks.judge_job_reports import Seen, environment_lines, fabric_line, judge, polars_lines
 from hpcgpu.checks.result_lines import Line
-from hpcgpu.display.counts_and_durations import duration, listed
+from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.display.progress import Progress
 from hpcgpu.errors import AmbiguousSubmit, BatchError
-from hpcgpu.existing_clusters.stop import stop
+from hpcgpu.existing_clusters.stop import stop, what_stays
 from hpcgpu.options.shared_options_and_defaults import Options
 from hpcgpu.posix import checked_files
 from hpcgpu.posix.printable import printable
@@ -71,6 +71,7 @@ def _submit(seen: Seen, batch: BatchSystem, directory: ClusterDirectory, script:
     try:
         seen.job_id = batch.submit(script, job_name=job_name, logs=logs)
         directory.submitted(job_name, seen.job_id)
+        seen.unread = batch.unread
     except BatchError as error:
         seen.problem = str(error)
         if not isinstance(error, AmbiguousSubmit):
@@ -133,6 +134,8 @@ def check_jobs(options: Options, batch: BatchSystem, *, quiet: bool, timeout: fl
     all_reported = len(reports) == len(seen)
     if all_reported and "scheduler" in reports:
         lines.append(fabric_line(reports["scheduler"], reports["worker"], options))
+    if "worker" in reports:
+        lines += polars_lines(reports["worker"], options)
     parties = {kind: report["environment"] for kind, report in reports.items()}
     scheduler = here if short.scheduler is None else parties.get("scheduler")
     differences = compare_environments.compare(
@@ -154,7 +157,7 @@ def _end(directory: ClusterDirectory, batch: BatchSystem) -> list[Line]:
     except BatchError as error:
         problem = f"the jobs of the check may still be in the queue: {error}"
     else:
-        problem = f"still in the queue: {listed(job.job_id for job in left)}" if left else ""
+        problem = what_stays(left, "Stop them") if left else ""
     return [Line("login", "jobs", "failure", problem, f"cancel them: hpcgpu stop {directory.path}")] if problem else []
 
 
@@ -174,7 +177,7 @@ def _wait(
 ) -> None:
     """Wait until each job has sent its report, or can no longer send it."""
     jobs = {kind: one.job_id for kind, one in seen.items() if one.job_id}
-    began = looked = time.time()
+    began = last_check = time.time()
     monitor = Monitor(batch)
     for kind, job_id in jobs.items():
         monitor.watch(job_id, f"{directory.path.name}-{kind}", now=began)
@@ -189,10 +192,10 @@ def _wait(
             for kind in waiting:
                 report = directory.path / f"{kind}.json"
                 if report.exists():
-                    seen[kind].late = now - looked
-                    _meet(seen[kind], json.loads(checked_files.read(report)), directory, waited=now - began)
+                    seen[kind].late = now - last_check
+                    _record_report(seen[kind], json.loads(checked_files.read(report)), directory, waited=now - began)
                     directory.write(f"{kind}.seen", "")
-            looked = now
+            last_check = now
             if monitor.poll_if_due(now=now, waiting=True) and not monitor.error:
                 for job_id in waiting.values():
                     never = outlook(monitor.views[job_id].status) is Outlook.NEVER
@@ -244,7 +247,7 @@ def _tail(log: Path) -> str:
     return f"Log {log}: {printable(' | '.join(lines[-5:]))}"
 
 
-def _meet(seen: Seen, found: JobReport, directory: ClusterDirectory, *, waited: float) -> None:
+def _record_report(seen: Seen, found: JobReport, directory: ClusterDirectory, *, waited: float) -> None:
     """Record the report of a job, and connect to it as a client does to the scheduler."""
     if found["token"] != directory.token():
         seen.problem = (

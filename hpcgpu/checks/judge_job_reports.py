@@ -11,6 +11,7 @@ from hpcgpu.checks.result_lines import Grade, Line
 from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.fabric.protocol_and_interface import Node, TransportChoice, incompatibility, without_rdma
 from hpcgpu.options.shared_options_and_defaults import Options
+from hpcgpu.posix.printable import printable
 from hpcgpu.releases import TESTED
 from hpcgpu.software import compare_environments
 from hpcgpu.software.compare_environments import CLIENT, Difference
@@ -30,6 +31,11 @@ _NO_COMMANDS = (
     "`hpcgpu adapt` needs the queue's commands on compute nodes: if they cannot be added, call adapt() in a program on "
     "the login node"
 )
+#: Options of dask-cuda for what the engine of cudf-polars does by itself.
+_FORBIDDEN_BY_POLARS = (
+    *("rmm_pool_size", "rmm_maximum_pool_size", "rmm_managed_memory", "rmm_async", "rmm_release_threshold"),
+    *("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink", "enable_rdmacm"),
+)
 #: Duration of `import dask.distributed`, in seconds, from which a packed environment is advised
 #: (benchmarks/results/environment.txt).
 _SLOW_IMPORT = 20.0
@@ -37,7 +43,7 @@ _NO_DRIVER = (
     "the node has no NVIDIA driver, or the job cannot access it: choose a GPU queue or gpu_type, or ask the site's "
     "support"
 )
-_NO_DRIVER_INSIDE = (
+_NO_DRIVER_IN_CONTAINER = (
     "the container lacks the node's NVIDIA driver: the node must have one, and the container runtime must bring it in "
     "(container_args)"
 )
@@ -57,6 +63,8 @@ class Seen:
         The report that the job wrote.
     problem : str
         Why the job wrote no report.
+    unread : str or None
+        What the submit printed, if its id was not found there, but by the name of the job.
     unreachable : str
         Why the connection to the job failed; empty if it succeeded.
     skew : float or None
@@ -71,6 +79,7 @@ class Seen:
     job_id: str = ""
     found: JobReport | None = None
     problem: str = ""
+    unread: str | None = None
     unreachable: str = ""
     skew: float | None = None
     late: float = 0.0
@@ -99,6 +108,16 @@ def untested_lines(where: str, installed: Mapping[str, str]) -> Iterator[Line]:
             yield Line(where, "releases", "warning", found, advice)
 
 
+def _id_lines(where: str, unread: str | None) -> Iterator[Line]:
+    if unread is not None:
+        found_by_name = f"the submit printed no id that hpcgpu can read: {printable(unread.strip(), 200)!r}"
+        advice = (
+            "hpcgpu finds its jobs by their names, and submits one again that ends at once. Report what was printed to "
+            "the authors of hpcgpu, or of the package for this batch system"
+        )
+        yield Line(where, "job id", "warning", found_by_name, advice)
+
+
 def judge(seen: Seen, gpus: int) -> Iterator[Line]:
     """Yield the lines of one job.
 
@@ -115,7 +134,7 @@ def judge(seen: Seen, gpus: int) -> Iterator[Line]:
     yield Line(
         where, "job", "ok", f"{found['job']} ran on {found['host']}, {duration(seen.waited)} after it was submitted"
     )
-    yield from _software_lines(where, found)
+    yield from (*_id_lines(where, seen.unread), *_software_lines(where, found))
     yield from untested_lines(where, found["environment"])
     yield from _import_lines(where, found)
     yield Line(where, "filesystem", "ok", "the login node and the job read each other's files")
@@ -208,7 +227,7 @@ def _gpu_lines(where: str, found: JobReport, gpus: int) -> Iterator[Line]:
             "driver",
             "failure",
             "NVML does not answer",
-            _NO_DRIVER_INSIDE if found.get("container") else _NO_DRIVER,
+            _NO_DRIVER_IN_CONTAINER if found.get("container") else _NO_DRIVER,
         )
 
 
@@ -268,6 +287,19 @@ def fabric_line(scheduler: JobReport, worker: JobReport, options: Options) -> Li
             advice,
         )
     return Line("worker job", "the scheduler's fabric", "ok", "the worker job can use it")
+
+
+def polars_lines(worker: JobReport, options: Options) -> Iterator[Line]:
+    """Yield a warning if the workers have cudf-polars, and options that its engine forbids; see docs/libraries.rst.
+
+    The engine sets up GPU memory and UCX by itself, and does not check whether dask-cuda has done so.
+    """
+    given = [name for name in _FORBIDDEN_BY_POLARS if getattr(options.worker, name) not in (None, False)]
+    if "cudf-polars" in worker["environment"] and given:
+        advice = "leave them out if you use its DaskEngine, which sets up GPU memory and UCX by itself"
+        yield Line(
+            "worker job", "cudf-polars", "warning", f"it is installed, and these are set: {', '.join(given)}", advice
+        )
 
 
 def environment_lines(differences: list[Difference]) -> Iterator[Line]:

@@ -19,7 +19,7 @@ from hpcgpu.checks.result_lines import Line
 from hpcgpu.errors import BatchError
 from hpcgpu.fabric import interface_addresses
 from hpcgpu.options.shared_options_and_defaults import Options
-from hpcgpu.posix.filesystems import filesystem, of_this_machine
+from hpcgpu.posix.filesystems import filesystem, is_local
 from hpcgpu.posix.ownership import private_directory, weaknesses
 from hpcgpu.releases import TESTED
 from hpcgpu.software import compare_environments
@@ -133,7 +133,7 @@ def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:
         yield Line("login", "cluster directory", "failure", f"{path}: {error.strerror}", advice)
         return
     kind = filesystem(path)
-    if shared and of_this_machine(path):
+    if shared and is_local(path):
         advice = "jobs must see it: test that with `--in-job`, or set cluster_directory to a shared filesystem"
         yield Line("login", "cluster directory", "warning", f"{path} is on {kind}, which is usually not shared", advice)
     else:

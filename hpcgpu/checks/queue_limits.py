@@ -148,7 +148,7 @@ class _Job:
     def _reached(self) -> list[str] | None:
         ends = [end for name in self.entered for end in (self.rules.get(name, Rules()).routes or [name])]
         reached = [name for name in ends if "@" not in name]
-        return [name for name in reached if not self.machine.shut(name, routed=True)] or reached or None
+        return [name for name in reached if not self.machine.why_closed(name, routed=True)] or reached or None
 
     def _queue(self) -> Iterator[Finding]:
         if not self.entered:
@@ -164,7 +164,7 @@ class _Job:
                 yield Finding("queue", "not checked", wanted, why)
             elif rule is None:
                 yield Finding("queue", "failure", wanted, "there is no such queue, or it is hidden", choice)
-            elif why := self.machine.shut(name) or self._refused_by_all(rule.routes):
+            elif why := self.machine.why_closed(name) or self._refused_by_all(rule.routes):
                 yield Finding("queue", "failure", wanted, why, choice)
             else:
                 yield Finding("queue", "ok", *self._open(name, rule))
@@ -176,7 +176,7 @@ class _Job:
 
     def _refused_by_all(self, routes: Sequence[str]) -> str:
         """Return why all destinations of a routing queue refuse the job; empty if one accepts it."""
-        whys = [self.machine.shut(name, routed=True) if "@" not in name else "" for name in routes]
+        whys = [self.machine.why_closed(name, routed=True) if "@" not in name else "" for name in routes]
         return f"it hands jobs on to {routes[0]}: {whys[0]}" if whys and all(whys) else ""
 
     def _no_queue(self) -> Finding:

@@ -1,4 +1,4 @@
-"""What a login node tells a program of another machine about a scheduler."""
+"""What a login node reports to a program of another machine about a scheduler."""
 
 from __future__ import annotations
 
@@ -74,5 +74,7 @@ def _reached(directory: ClusterDirectory, contact: Contact, *, keys: bool) -> Re
     if keys:
         with suppress(HpcgpuError, OSError):
             found["dashboard"] = proven_link(directory, contact)
-    found["on_scheduler_end"] = saved_options.read(directory).options.cluster.on_scheduler_end
-    return ReachedScheduler(contact=contact, directory=str(directory.path), **found)
+    options = saved_options.read(directory).options
+    found["on_scheduler_end"] = options.cluster.on_scheduler_end
+    workers = options.worker.workers_per_job
+    return ReachedScheduler(contact=contact, directory=str(directory.path), workers_per_job=workers, **found)

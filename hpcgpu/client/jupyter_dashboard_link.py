@@ -58,11 +58,11 @@ def dashboard_link(directory: Path, environ: Mapping[str, str] = os.environ, *, 
     runs, and then requests it until it is served.
     """
     server = _announced(environ)
-    inside = server is not None and server.pid == os.getpid()
+    in_server = server is not None and server.pid == os.getpid()
     configured = dask.config.get("distributed.dashboard.link", _DASHBOARD_LINK) != _DASHBOARD_LINK
-    if server is None or str(directory.parent) not in server.directories or configured or not (running or inside):
+    if server is None or str(directory.parent) not in server.directories or configured or not (running or in_server):
         return ""
-    prefix = PREFIXES[inside]
+    prefix = PREFIXES[in_server]
     return f"{server.base_url.rstrip('/')}/{prefix}/{directory.name}/status"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -20,8 +21,8 @@ from distributed.comm import CommClosedError
 
 from hpcgpu.batch.base import JobStatus
 from hpcgpu.batch.reasons import explain
-from hpcgpu.client import held_futures
-from hpcgpu.client.held_futures import HeldFutures
+from hpcgpu.client import futures_to_replay
+from hpcgpu.client.futures_to_replay import FuturesToReplay
 from hpcgpu.client.replayed_graphs import Plan
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import BatchError, ClusterWarning, HpcgpuError
@@ -37,7 +38,7 @@ from hpcgpu.store.present_scheduler import waits_to_follow
 
 #: Seconds that the answer may take, and those of them in which the queue may report the end of a job with a delay.
 _TIMEOUT, END_REPORTED = 25.0, 20.0
-_GONE = "the scheduler is gone"
+_GONE, _SILENT = "the scheduler is gone", "the scheduler does not answer"
 #: What follows if the scheduler is restarted.
 RESTARTED = (
     " and another one is started. The worker jobs wait for it. It has the uploaded packages, and the published "
@@ -57,7 +58,7 @@ _NOTICED = 3.0
 _NOTICED_BY_ALL = 15.0
 #: Seconds that the next scheduler may take to answer, and the last one, if it lives.
 _CONNECT, _CONNECT_AGAIN = 30.0, 5.0
-#: Seconds between two looks for the next scheduler.
+#: Seconds between two checks for the next scheduler.
 _INTERVAL = 1.0
 #: Requests that go to all workers there are, and how many seconds they wait for the first worker of the next scheduler.
 _FOR_WORKERS, _WORKERS_COME = ("broadcast", "scatter"), 60
@@ -80,6 +81,11 @@ def no_answer(cluster: str, status: JobStatus) -> str:
     """Return the sentence that the scheduler of a cluster does not answer, and why its job may do nothing."""
     words = explain(status, kind="scheduler")
     return f"the scheduler of cluster {cluster} does not answer: scheduler job {status.job_id} runs, but {words}"
+
+
+def _what(reason: str) -> str:
+    """Return in short what a reason says of the scheduler: that its job has ended, or only that it does not answer."""
+    return _SILENT if re.match(r"the scheduler of cluster \S+ does not answer:", reason) else _GONE
 
 
 def follow(address: str, next_address: Callable[[], Awaitable[str]]) -> None:
@@ -125,11 +131,11 @@ def explain_loss(address: str, why: Callable[[], Awaitable[str]]) -> None:
         try:
             return await gather_remote(self, *arguments)
         except OSError as error:
-            if held_futures.of(self) is not None:
+            if futures_to_replay.of(self) is not None:
                 if self.scheduler.address != address or await _is_gone(self, _NOTICED_BY_ALL):
                     return {"status": "error", "keys": []}  # it waits for the futures again
             elif await _is_gone(self) and (reason := await _reason(address)):
-                raise FutureCancelledError("a result", _GONE, reason) from error
+                raise FutureCancelledError("a result", _what(reason), reason) from error
             raise
 
     Client._reconnect, Client._handle_report = explain_and_reconnect, explain_at_the_end
@@ -231,7 +237,7 @@ def waits_for_a_manager(directory: ClusterDirectory) -> float:
 
 
 async def _cancel_all(client: Client, *, always: bool = False, follows: bool = True) -> None:
-    """Let the futures that a client has now fail, with the reason; `always` also if nobody knows it.
+    """Let the futures that a client has now fail, with the reason; `always` also if it is unknown.
 
     Those of later submits are not lost: they may wait for another scheduler. If none `follows`, the reason says so: the
     journal may still have a job that should have followed.
@@ -244,7 +250,7 @@ async def _cancel_all(client: Client, *, always: bool = False, follows: bool = T
         reason = reason.replace(RESTARTED, NOT_RESTARTED)
     for key, state in lost.items() if reason or always else ():
         if reason:
-            state.cancel(reason=_GONE, msg=reason)
+            state.cancel(reason=_what(reason), msg=reason)
         else:  # perhaps the scheduler lives
             state.cancel(reason="scheduler-connection-lost", msg=_NOT_KNOWN)
         if client.futures.get(key) is state:
@@ -287,36 +293,54 @@ class _NextScheduler:
 
 async def _follow(client: Client, reconnect: Callable[[Client], Awaitable[Any]]) -> None:
     """Connect again: to the next scheduler of the cluster if there is one. What is submitted meanwhile goes there."""
-    last, waiting, held = client.scheduler, _NextScheduler(client), held_futures.of(client)
+    last, waiting, kept = client.scheduler, _NextScheduler(client), futures_to_replay.of(client)
     if last.address in _successors:
         client.scheduler = waiting
     try:
-        if held is not None:
-            held.begin()
+        if kept is not None:
+            kept.begin()
         else:
             await _cancel_all(client, always=True)
         while address := await next_address(last.address):
             client.scheduler = last = client.rpc(address)
             if await _connects(client):
-                if held is not None:
-                    await _submit_again(client, held, waiting.address)
+                if kept is not None:
+                    await _submit_again(client, kept, waiting.address)
                 return
             client.scheduler = waiting
         client.scheduler = last
-        if held is not None and await _connects(client, timeout=_CONNECT_AGAIN):  # only the network was broken
-            await _submit_again(client, held, waiting.address)
+        if kept is not None and await _connects(client, timeout=_CONNECT_AGAIN):  # only the network was broken
+            await _submit_again(client, kept, waiting.address)
             return
         await _cancel_all(client, always=True, follows=False)  # also what was submitted since the scheduler was lost
-        if held is not None:
-            held.end()
+        if kept is not None:
+            kept.end()
         if client.status == "connecting":  # it was not closed meanwhile
-            await reconnect(client)
+            await _reconnect(client, reconnect)
     finally:
         if client.scheduler is waiting:
             client.scheduler = last
         waiting.over.set()
-        if held is not None:
-            held.end()
+        if kept is not None:
+            kept.end()
+
+
+async def _reconnect(client: Client, reconnect: Callable[[Client], Awaitable[Any]]) -> None:
+    """Connect again to the same scheduler, as Dask does: it tries for 30 s, then closes the client.
+
+    What is submitted meanwhile fails with the reason as soon as it is known.
+    """
+
+    async def cancel_again() -> None:
+        while True:
+            await asyncio.sleep(_INTERVAL)
+            await _cancel_all(client, follows=False)
+
+    cancelling = asyncio.ensure_future(cancel_again())
+    try:
+        await reconnect(client)  # in this task: it closes the client, which waits for this task, but not for itself
+    finally:
+        cancelling.cancel()
 
 
 async def _connects(client: Client, *, timeout: float = _CONNECT) -> bool:
@@ -327,10 +351,10 @@ async def _connects(client: Client, *, timeout: float = _CONNECT) -> bool:
     return False
 
 
-async def _submit_again(client: Client, held: HeldFutures, ended: str) -> None:
+async def _submit_again(client: Client, kept: FuturesToReplay, ended: str) -> None:
     """Submit what a client holds to the next scheduler, and say what that is."""
     try:
-        plan = await held.submit_again()
+        plan = await kept.submit_again()
     except OSError:  # the next scheduler has ended, too: the client notices that
         return
     except Exception as error:  # else nobody would read what the scheduler sends
@@ -338,7 +362,7 @@ async def _submit_again(client: Client, held: HeldFutures, ended: str) -> None:
     if plan.lost:
         reason = await _reason(ended) or _NOT_KNOWN
         for key, why in plan.lost.items():
-            held.cancel(key, _GONE, f"it is not submitted again, because {why}\n{reason}")
+            kept.cancel(key, _what(reason), f"it is not submitted again, because {why}\n{reason}")
     if text := str(plan):
         with suppress(ClusterWarning):  # a program may turn it into an error
             warn(f"replay, after the end of the scheduler at {ended}: {text}")
@@ -355,7 +379,7 @@ async def _is_gone(client: Client, within: float = _NOTICED) -> bool:
 
 
 async def _reason(address: str) -> str:
-    """Return why a scheduler is gone; empty if nobody knows."""
+    """Return why a scheduler is gone; empty if that is unknown."""
     if explanations := _explanations.get(address):
         with suppress(TimeoutError):
             for answer in asyncio.as_completed([why() for why in explanations], timeout=_TIMEOUT):
@@ -367,7 +391,7 @@ async def _reason(address: str) -> str:
 async def end_in_queue(directory: ClusterDirectory, job_id: str) -> str:
     """Wait until the queue reports the end of a scheduler job, and return a sentence about it.
 
-    If it reports no end in time, the sentence says why the job may do nothing; it is empty if the queue knows nothing.
+    If it reports no end in time, the sentence says why the job may do nothing; empty if the queue reports nothing.
     """
     return await in_thread(_end_in_queue, directory, job_id)
 

@@ -147,13 +147,15 @@ def _source_tree(path: Path) -> tuple[str, dict[str, bytes]]:
         except ValueError as error:
             raise _refused(path / "pyproject.toml", str(error)) from error
     files: dict[str, bytes] = {}
-    if (path / "src").is_dir():
+    name = str(project.get("name", path.name))
+    beside = (path / "src" / _normal(name).replace("-", "_") / "__init__.py").exists()
+    if (path / "src").is_dir() and (beside or not (path / "src/__init__.py").exists()):  # else ``src`` is a package
         files = dict(_read_tree(path / "src", path))
+        files.pop("__init__.py", None)
     if not _modules(files):
         packages = {one.parent.name for one in path.glob("*/__init__.py")} - _BESIDE
         names = packages or {one.name for one in path.glob("*.py") if one.stem not in _BESIDE}
         files = dict(_read_tree(path, path, only=names))
-    name = str(project.get("name", path.name))
     version = str(project.get("version", ""))
     if not version and "name" in project:
         with suppress(importlib.metadata.PackageNotFoundError):

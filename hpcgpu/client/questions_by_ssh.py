@@ -41,6 +41,10 @@ class Questions:
         """
         return from_printed(json.dumps(self._ask("snapshot")).encode(), f"the answer of {self._login.host}")
 
+    def soon(self) -> None:
+        """Let the next snapshot query the queue, because something has just changed. The exceptions are the same."""
+        self._ask("soon", soon="now")
+
     def log(self, job: str) -> str:
         """Return the end of the log of a job. The exceptions are those of `snapshot`."""
         return str(self._ask("log", log=job))

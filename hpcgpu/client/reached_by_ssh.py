@@ -47,10 +47,13 @@ class ReachedScheduler:
         Link with the token, of the dashboard that has proved that it is the cluster's; empty if none has.
     on_scheduler_end : str
         The option of that name.
+    workers_per_job : int
+        Workers of each job of the default group.
     """
 
     contact: Contact
     directory: str
+    workers_per_job: int
     certificate: str = ""
     key: str = ""
     ucx_key: str = ""

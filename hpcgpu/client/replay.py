@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 from distributed import Client
 
-from hpcgpu.client import held_futures
+from hpcgpu.client import futures_to_replay
 from hpcgpu.client.connect import directory_of
 from hpcgpu.client.reached_by_ssh import cluster_of
 from hpcgpu.errors import OptionError
@@ -38,7 +38,7 @@ def replay(client: Client) -> AbstractContextManager[None]:
     """
     if (reached := cluster_of(client)) is not None:
         check(reached.scheduler.on_scheduler_end)
-        return held_futures.keep(lambda other: other is client)
+        return futures_to_replay.keep(lambda other: other is client)
     own = getattr(client.cluster, "directory", None)
     if isinstance(own, ClusterDirectory):
         path = own.path
@@ -47,7 +47,7 @@ def replay(client: Client) -> AbstractContextManager[None]:
     else:
         raise OptionError("replay: the client does not belong to a cluster of hpcgpu")
     check(saved_options.read(ClusterDirectory.existing(path)).options.cluster.on_scheduler_end)
-    return held_futures.keep(lambda other: other is client)
+    return futures_to_replay.keep(lambda other: other is client)
 
 
 def check(on_scheduler_end: str) -> None:

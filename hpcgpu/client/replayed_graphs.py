@@ -52,7 +52,7 @@ class Call:
         return tasks, annotations
 
 
-#: A task of a call; None if nobody knows the call.
+#: A task of a call; None if its call is unknown.
 _Task = tuple[Call | None, Hashable]
 
 

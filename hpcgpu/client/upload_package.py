@@ -9,7 +9,7 @@ from typing import Any
 from distributed import Client
 
 from hpcgpu.client.pack_package import pack
-from hpcgpu.dask_worker.uploaded_package import give
+from hpcgpu.dask_worker.uploaded_package import send_package
 from hpcgpu.posix.threads import in_thread
 
 
@@ -53,5 +53,5 @@ def upload_package(client: Client, path: str | Path) -> list[str] | Awaitable[li
 async def upload(client: Client, path: str | Path) -> list[str]:
     """Do what `upload_package` does, in the event loop of the client."""
     package = await in_thread(pack, path)
-    await give(client, package)
+    await send_package(client, package)
     return [*package.modules]

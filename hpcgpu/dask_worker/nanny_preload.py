@@ -1,4 +1,4 @@
-"""Preload of nannies whose workers are forks of a warm process (`hpcgpu.runtime.forkserver`).
+"""Preload of nannies whose workers are forks of one process, the fork server (`hpcgpu.runtime.forkserver`).
 
 A spawned worker has the present environment of its nanny, and imports the packages that are installed now. A fork has
 the environment and the packages of the fork server. So the nanny passes on its own environment at each start, and
@@ -48,9 +48,9 @@ def dask_setup(nanny: Nanny) -> None:
 
 def _why_spawn(installed: dict[str, int]) -> str:
     """Return why the next worker must not be a fork; empty if it may be."""
-    place = multiprocessing.current_process()._config["tempdir"]  # type: ignore[attr-defined]
-    if not Path(place).is_dir() or not any(path.is_socket() for path in Path(place).iterdir()):
-        return f"the socket of the fork server in {place} was removed"
+    directory = multiprocessing.current_process()._config["tempdir"]  # type: ignore[attr-defined]
+    if not Path(directory).is_dir() or not any(path.is_socket() for path in Path(directory).iterdir()):
+        return f"the socket of the fork server in {directory} was removed"
     if _installed() != installed:
         return "packages were installed after the fork server had imported its modules"
     return ""
@@ -58,5 +58,5 @@ def _why_spawn(installed: dict[str, int]) -> str:
 
 def _installed() -> dict[str, int]:
     """Return when a package was last installed or removed: the time at which each directory of packages changed."""
-    places = [place for place in (*site.getsitepackages(), site.getusersitepackages()) if Path(place).is_dir()]
-    return {place: Path(place).stat().st_mtime_ns for place in places}
+    directories = map(Path, (*site.getsitepackages(), site.getusersitepackages()))
+    return {str(path): path.stat().st_mtime_ns for path in directories if path.is_dir()}

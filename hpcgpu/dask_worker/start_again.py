@@ -36,6 +36,8 @@ _RUNS = {Status.running, Status.paused, Status.closing_gracefully}
 _REQUEST = 5.0
 #: Seconds between two attempts to reach the scheduler, and for its answer to a call.
 _INTERVAL, _ANSWER = 2.0, 10.0
+#: Seconds in which a process ends after SIGKILL; the scheduler that requests a restart waits for its own time.
+_KILLED = 300.0
 
 
 def start_again(worker: Worker, directory: ClusterDirectory) -> None:
@@ -70,7 +72,8 @@ async def _reachable(worker: Worker, directory: ClusterDirectory) -> bool:
     """
     until = time.monotonic() + (worker.death_timeout or 0.0)
     while worker.status in _RUNS and time.monotonic() < until:
-        answer = await in_thread(_look, directory, worker.scheduler.address if os.environ.get(RESTARTS) else "")
+        address = worker.scheduler.address if os.environ.get(RESTARTS) else ""
+        answer = await in_thread(_check_scheduler, directory, address)
         if answer is ConnectionResult.REFUSED:
             return False
         if answer in (ConnectionResult.ACCEPTED, ConnectionResult.BUSY):
@@ -82,7 +85,7 @@ async def _reachable(worker: Worker, directory: ClusterDirectory) -> bool:
     return False
 
 
-def _look(directory: ClusterDirectory, address: str) -> ConnectionResult:
+def _check_scheduler(directory: ClusterDirectory, address: str) -> ConnectionResult:
     """Return whether the scheduler of this address can be reached now; by default that of the contact.
 
     A filesystem that fails proves nothing.
@@ -95,11 +98,14 @@ def _look(directory: ClusterDirectory, address: str) -> ConnectionResult:
     return ConnectionResult.REFUSED if contact is None or another else identify(contact, directory)
 
 
-def let_nannies_end() -> None:
-    """Let a nanny of this process end while its worker starts again.
+def replace_kill() -> None:
+    """Let a nanny of this process end while its worker starts again, and wait for a worker that ends slowly.
 
     distributed expects that a process that starts has started before it is killed. A nanny whose worker did not connect
     within `death_timeout` fails then, and neither ends nor obeys SIGTERM (see dask/distributed#7323).
+
+    It also expects that a process ends within a second after SIGKILL. One with much GPU memory, or on a busy node, may
+    take longer. Then `Client.restart_workers` raises an error, although the worker starts again.
     """
     kill = Nanny.kill
 
@@ -111,6 +117,11 @@ def let_nannies_end() -> None:
             with suppress(TimeoutError, ValueError):  # ValueError: it has just ended
                 await process.kill()
                 await asyncio.wait_for(started.stopped.wait(), _ANSWER)
-        await kill(self, *arguments, **options)
+        try:
+            await kill(self, *arguments, **options)
+        except TimeoutError:
+            if started is None or self.status is not Status.running:
+                raise
+            await asyncio.wait_for(started.stopped.wait(), _KILLED)
 
     Nanny.kill = kill_worker

@@ -120,8 +120,8 @@ def require_packages(worker: Worker) -> None:
     worker.plugin_add = add_and_record  # it adds the plugins when the worker starts; later ones come to a handler
 
 
-async def give(client: Client, package: Package) -> None:
-    """Give a package to the scheduler, which unpickles the graphs of programs, and to all workers.
+async def send_package(client: Client, package: Package) -> None:
+    """Send a package to the scheduler, which unpickles the graphs of programs, and to all workers.
 
     Raises
     ------

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 drop_what_cannot_be_written()  # of a worker that is no fork of the first process of its job
 ucx_authentication.install()
-dashboard_access.guard_servers_of_this_process()
+dashboard_access.require_token_in_this_process()
 authenticated_tcp.install()
 tls_connections.install()
 results_in_host_memory.register()
@@ -62,7 +62,7 @@ def dask_setup(server: Worker | Nanny) -> None:
         count_calls.count(server)
         uploaded_package.require_packages(server)
         start_again.start_again(server, ClusterDirectory(Path(os.environ["HPCGPU_CLUSTER_DIRECTORY"])))
-        preemption.stay()
+        preemption.ignore_warning()
         server.metrics[SENT] = lambda worker: worker.transfer_outgoing_bytes_total
         gpus = int(os.environ.get(GPUS, "0"))
         server.startup_information[GPUS] = lambda worker: gpus

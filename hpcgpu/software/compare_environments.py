@@ -32,6 +32,7 @@ _PACKAGES = {
     "distributed-ucxx": ("distributed-ucxx-cu13", "distributed-ucxx-cu12", "distributed-ucxx"),
     "rmm": ("rmm-cu13", "rmm-cu12", "rmm"),
     "cudf": ("cudf-cu13", "cudf-cu12", "cudf"),
+    "cudf-polars": ("cudf-polars-cu13", "cudf-polars-cu12", "cudf-polars"),
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy"),
     "numba": ("numba",),
     "numpy": ("numpy",),
@@ -44,7 +45,7 @@ _FOR_CUDA = re.compile(r"-cu(?:da)?(\d+)x?$")
 #: Processes with different versions of these cannot work together: Dask's releases promise no compatibility.
 _FATAL = ("dask", "distributed")
 #: What only processes on GPUs need.
-_ON_GPUS = ("dask-cuda", "distributed-ucxx", "rmm", "cudf", "cupy", "numba", "CUDA runtime")
+_ON_GPUS = ("dask-cuda", "distributed-ucxx", "rmm", "cudf", "cudf-polars", "cupy", "numba", "CUDA runtime")
 _GPU = ("driver", "CUDA of the driver", "compute capability", "GPU", "GPU memory", "MIG")
 CLIENT, SCHEDULER = "client", "scheduler"
 

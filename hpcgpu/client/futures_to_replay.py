@@ -36,7 +36,7 @@ _FORGETS = "fire-and-forget"
 _numbers = itertools.count()
 #: For each block that runs: whether a client belongs to it.
 _blocks: list[Callable[[Client], bool]] = []
-_held: weakref.WeakKeyDictionary[Client, HeldFutures] = weakref.WeakKeyDictionary()
+_by_client: weakref.WeakKeyDictionary[Client, FuturesToReplay] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -61,28 +61,28 @@ def keep(belongs: Callable[[Client], bool]) -> Iterator[None]:
     _watch_clients()
     with _lock:
         _blocks.append(belongs)
-        for client, held in _held.items():
+        for client, kept in _by_client.items():
             if belongs(client):
-                held.blocks.append(belongs)
+                kept.blocks.append(belongs)
     try:
         yield
     finally:
         with _lock:
             _blocks.remove(belongs)
-            for client in [one for one, held in _held.items() if not (held.in_a_block or held.between)]:
-                del _held[client]
+            for client in [one for one, kept in _by_client.items() if not (kept.in_a_block or kept.between)]:
+                del _by_client[client]
 
 
-def of(client: Client) -> HeldFutures | None:
+def of(client: Client) -> FuturesToReplay | None:
     """Return what a client holds; None if nobody keeps that."""
-    held = _held.get(client)
-    if held is None and (blocks := [belongs for belongs in _blocks if belongs(client)]):
+    kept = _by_client.get(client)
+    if kept is None and (blocks := [belongs for belongs in _blocks if belongs(client)]):
         with _lock:
-            held = _held.setdefault(client, HeldFutures(client, blocks))
-    return held
+            kept = _by_client.setdefault(client, FuturesToReplay(client, blocks))
+    return kept
 
 
-class HeldFutures:
+class FuturesToReplay:
     """The futures of one client.
 
     Parameters
@@ -96,7 +96,7 @@ class HeldFutures:
         self._client = weakref.ref(client)
         self.blocks = blocks
         self._warned: set[str] = set()
-        #: The call that computes a future, by the key of the future. The state tells it from a later one of that key.
+        #: The call that computes a future, by the key of the future. The state shows whether the future is a later one.
         self._calls: dict[Hashable, tuple[FutureState, Call]] = {}
         #: The keys of futures that were given to `fire_and_forget`, and that the client still holds.
         self._forgotten: set[Hashable] = set()
@@ -111,8 +111,8 @@ class HeldFutures:
             self._warned.add(text)
             warn(text)
 
-    def note(self, message: dict[str, Any]) -> None:
-        """Note what the client sends to its scheduler."""
+    def record(self, message: dict[str, Any]) -> None:
+        """Record what the client sends to its scheduler."""
         if (client := self._client()) is None:
             return
         if message["op"] == "client-releases-keys":
@@ -157,8 +157,8 @@ class HeldFutures:
     def _find(self, key: Hashable) -> Call | None:
         """Return the call that computes what any client of this program holds."""
         with _lock:
-            others = list(_held.values())
-        return next((held._calls[key][1] for held in (self, *others) if key in held._calls), None)
+            others = list(_by_client.values())
+        return next((kept._calls[key][1] for kept in (self, *others) if key in kept._calls), None)
 
     def begin(self) -> None:
         """The client has lost its scheduler: let its futures wait for the next one."""
@@ -179,16 +179,16 @@ class HeldFutures:
         """
         client = self._client()
         assert client is not None
-        there, held = set(await client.who_has()), dict[Hashable, Call | None]()
+        there, kept = set(await client.who_has()), dict[Hashable, Call | None]()
         for key, state in dict(client.futures).items():  # other threads submit meanwhile
             if state.status == "pending" and self._lost.get(key) is state:  # what came later waits to be sent
-                held[key] = self._call(key, state)
+                kept[key] = self._call(key, state)
         released = set[Hashable]()
         while True:
             try:
-                plan = await in_thread(replayed_graphs.plan, held, there)
+                plan = await in_thread(replayed_graphs.plan, kept, there)
             except Exception as error:  # of the user's objects
-                plan = Plan(lost=dict.fromkeys(held, f"the graphs cannot be made again: {error!r}"))
+                plan = Plan(lost=dict.fromkeys(kept, f"the graphs cannot be made again: {error!r}"))
             released |= plan.released
             missing = await client.scheduler.hpcgpu_keep(client=client.id, keys=list(plan.used))
             if not missing:
@@ -228,7 +228,7 @@ class HeldFutures:
                     client._send_to_scheduler_safe(message)
         if client is not None and not self.in_a_block:
             with _lock:
-                _held.pop(client, None)
+                _by_client.pop(client, None)
 
     def waits(self, message: dict[str, Any]) -> bool:
         """Return whether a message waits until the futures are submitted again."""
@@ -245,12 +245,12 @@ def _watch_clients() -> None:
     send, send_now = Client._send_to_scheduler, Client._send_to_scheduler_safe
 
     def note_and_send(self: Client, message: dict[str, Any]) -> None:
-        if (held := of(self)) is not None:
-            held.note(message)
+        if (kept := of(self)) is not None:
+            kept.record(message)
         send(self, message)
 
     def send_in_order(self: Client, message: dict[str, Any]) -> None:
-        if (held := _held.get(self)) is None or not held.waits(message):
+        if (kept := _by_client.get(self)) is None or not kept.waits(message):
             send_now(self, message)
 
     Client._send_to_scheduler, Client._send_to_scheduler_safe = note_and_send, send_in_order
@@ -265,8 +265,8 @@ def _noting_how(submits: Callable[..., Any]) -> Callable[..., Any]:
         own = (getattr(next(iter(arguments), None), "__module__", None) or "").startswith("hpcgpu.")  # a save goes on
         before, how = _submitting.refused, "" if options.get("pure", True) or own else "with pure=False"
         _submitting.refused = how = "as actors" if options.get("actor") or options.get("actors") else how
-        if how and (held := of(self)) is not None:
-            held.warn(_REFUSED.format(how=how))
+        if how and (kept := of(self)) is not None:
+            kept.warn(_REFUSED.format(how=how))
         try:
             return submits(self, *arguments, **options)
         finally:
