@@ -1,4 +1,4 @@
-"""The commands that a job becomes: ``dask scheduler`` or ``dask cuda worker``, with values that only the job knows.
+"""The commands that a job becomes: ``dask scheduler`` or ``dask cuda worker``, with values that only the job has.
 
 The template of the job's script has the rest: resources, memory, threads and directories
 (``templates/worker_command.j2``).
@@ -81,7 +81,7 @@ def worker_command(
     if contact.workers.startswith("ucx"):
         ucx_authentication.install()  # for the nannies, which run in this process
         set_ucx_defaults()
-    host = contact.workers.split("://", 1)[1].rpartition(":")[0].strip("[]")
+    host = host_for_workers(contact)
     variables_of_this_process.set_missing(os.environ, collectives_interface.variables(os.environ, interface, host))
     if interface:
         command += ["--interface", interface]
@@ -124,9 +124,7 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     stream = directory.stream
     workers = "ucx" if chosen.protocol == "ucx" else stream
     command = [*arguments.command, "--protocol", f"{workers},{stream}"]
-    default = interface_addresses.default_interface(node.addresses)
-    outer = arguments.client_interface or default or chosen.interface
-    inner = chosen.interface or default or outer
+    inner, outer = interfaces(chosen, node, arguments.client_interface)
     if outer:
         command += ["--interface", f"{inner},{outer}"]
     # Libraries such as RAFT let the workers meet at a port that NCCL opens here.
@@ -143,6 +141,20 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     return command
 
 
+def interfaces(
+    chosen: protocol_and_interface.TransportChoice, node: protocol_and_interface.Node, client_interface: str | None
+) -> tuple[str | None, str | None]:
+    """Return the interfaces of the scheduler's node for workers, and for clients; None if they are not known."""
+    default = interface_addresses.default_interface(node.addresses)
+    outer = client_interface or default or chosen.interface
+    return chosen.interface or default or outer, outer
+
+
+def host_for_workers(contact: Contact) -> str:
+    """Return the scheduler's address for workers, without a port."""
+    return contact.workers.split("://", 1)[1].rpartition(":")[0].strip("[]")
+
+
 def count_lost_workers() -> None:
     """Let hpcgpu count which lost workers are failures of their tasks, and not distributed."""
     importlib.import_module("distributed")  # its defaults
@@ -151,8 +163,18 @@ def count_lost_workers() -> None:
     os.environ["DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES"] = str(NO_LIMIT)
 
 
-def agreed_interface(contact: Contact, protocol: str, interface: str | None) -> str | None:
+def agreed_interface(
+    contact: Contact, protocol: str, interface: str | None, node: protocol_and_interface.Node | None = None
+) -> str | None:
     """Return this node's interface for the transport that the scheduler's node chose.
+
+    Parameters
+    ----------
+    contact : Contact
+    protocol, interface : str, and str or None
+        The options.
+    node : Node, optional
+        This node, if it was examined before.
 
     Raises
     ------
@@ -160,7 +182,7 @@ def agreed_interface(contact: Contact, protocol: str, interface: str | None) -> 
         This node cannot use that transport.
     """
     ucx = contact.workers.startswith("ucx")
-    node = protocol_and_interface.this_node(ucx=ucx and protocol == "auto")
+    node = node or protocol_and_interface.this_node(ucx=ucx and protocol == "auto")
     chosen = protocol_and_interface.TransportChoice(
         "ucx" if ucx else "tcp", contact.interface or None, contact.network, contact.fabric
     )
@@ -172,7 +194,7 @@ def agreed_interface(contact: Contact, protocol: str, interface: str | None) -> 
         node,
         contact.network,
         contact.interface,
-        interface_addresses.reaching(contact.workers.split("://", 1)[1].rpartition(":")[0]),
+        interface_addresses.interfaces_of_network(host_for_workers(contact)),
     )
 
 

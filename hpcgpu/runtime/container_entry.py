@@ -23,7 +23,7 @@ def main() -> None:
     where = f"hpcgpu: {sys.executable} in the container"
     if sys.version_info < (3, 11):  # noqa: UP036  the image may have any
         sys.exit(f"{where} is Python {version}, and hpcgpu needs 3.11 or later. {_ADVICE}")
-    environment = dict(os.environ, HPCGPU_INSIDE="image")
+    environment = dict(os.environ, HPCGPU_INSTALLED_IN="image")
     if importlib.util.find_spec("hpcgpu") is None:
         if version != host:
             why = (
@@ -34,7 +34,7 @@ def main() -> None:
         missing = [name for name in needed if importlib.util.find_spec(name) is None]
         if missing:
             sys.exit(f"{where} lacks {', '.join(missing)}. {_ADVICE}")
-        environment["HPCGPU_INSIDE"] = "host"
+        environment["HPCGPU_INSTALLED_IN"] = "host"
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (copy, os.environ.get("PYTHONPATH"))))
     os.execve(sys.executable, [sys.executable, "-P", "-m", *sys.argv[1:]], environment)
 

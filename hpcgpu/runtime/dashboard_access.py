@@ -1,9 +1,10 @@
 """The dashboard of a cluster: its link, and the token that every page requires.
 
 A page of Dask's dashboard takes up to half a second of the scheduler's event loop, and shows what the cluster computes.
-So `Guard` checks the token as soon as the header of a request is read, before a handler is chosen. A browser brings the
-token once, as ``?token=``, and gets a cookie for it; programs send ``Authorization: token TOKEN``, or ``Bearer TOKEN``.
-`/health` needs no token. A browser that opens a page with the cookie gets a page of `hpcgpu.runtime.dashboard_frame`.
+So `TokenCheck` checks the token as soon as the header of a request is read, before a handler is chosen. A browser
+brings the token once, as ``?token=``, and gets a cookie for it; programs send ``Authorization: token TOKEN``, or
+``Bearer TOKEN``. `/health` needs no token. A browser that opens a page with the cookie gets a page of
+`hpcgpu.runtime.dashboard_frame`.
 
 After the end of a scheduler, any program on its node may listen on its port. So a program that has the token first
 checks that the cluster itself listens, before it sends the token. It sends a nonce to `PROOF`. Only a program with the
@@ -101,7 +102,7 @@ def proof(token: str, nonce: str, reached: tuple[Any, ...]) -> str:
     return hmac.new(token.encode(), signed.encode(), hashlib.sha256).hexdigest()
 
 
-class Guard(Router):
+class TokenCheck(Router):
     """Passes on the requests that bring the token, and refuses all others.
 
     Parameters
@@ -313,7 +314,7 @@ class _Connection(HTTPConnection):
         return getattr(self._connection, name)
 
 
-class GuardedServer(HTTPServer):
+class ServerWithToken(HTTPServer):
     """An HTTP server of a cluster: it answers only requests that have the cluster's token.
 
     Parameters
@@ -334,8 +335,10 @@ class GuardedServer(HTTPServer):
                 directory.path,
             )
         self._strangers = Strangers()
-        self.guard = Guard(application, token or secrets.token_hex(32), self._strangers)
-        super().initialize(self.guard, **options, idle_connection_timeout=time_limit(), max_header_size=_HEADER_SIZE)
+        self.token_check = TokenCheck(application, token or secrets.token_hex(32), self._strangers)
+        super().initialize(
+            self.token_check, **options, idle_connection_timeout=time_limit(), max_header_size=_HEADER_SIZE
+        )
 
     def listen(self, port: int, address: str | None = None, **options: Any) -> None:  # type: ignore[override]
         """Listen, and accept few connections at a time."""
@@ -347,25 +350,27 @@ class GuardedServer(HTTPServer):
         super().handle_stream(stream, address)
 
 
-#: The cluster of the servers that are made in the context of `guarding`.
+#: The cluster of the servers that are made in the context of `token_required`.
 _starting: ContextVar[ClusterDirectory | None] = ContextVar("_starting", default=None)
 #: The cluster of all other servers of this process, if there is one.
 _of_process: list[ClusterDirectory] = []
 
 
 def _server(application: Router, **options: Any) -> HTTPServer:
-    """Make a server as distributed does, but a guarded one if it belongs to one of our clusters.
+    """Make a server as distributed does, but one that requires the token if it belongs to one of our clusters.
 
     distributed has no hook between the start of a server and its first answer: preloads run later. So this replaces
     the class of its servers; see ``tests/canaries/uses.py``.
     """
     directory = _starting.get() or next(iter(_of_process), None)
-    return HTTPServer(application, **options) if directory is None else GuardedServer(application, directory, **options)
+    if directory is None:
+        return HTTPServer(application, **options)
+    return ServerWithToken(application, directory, **options)
 
 
 @contextmanager
-def guarding(directory: ClusterDirectory) -> Iterator[None]:
-    """Guard each HTTP server that distributed makes within this context."""
+def token_required(directory: ClusterDirectory) -> Iterator[None]:
+    """Let each HTTP server that distributed makes within this context require the token of a cluster."""
     distributed.node.HTTPServer = _server
     token = _starting.set(directory)
     try:
@@ -374,8 +379,8 @@ def guarding(directory: ClusterDirectory) -> Iterator[None]:
         _starting.reset(token)
 
 
-def guard_servers_of_this_process() -> None:
-    """Guard every HTTP server that distributed makes in this process from now on.
+def require_token_in_this_process() -> None:
+    """Let every HTTP server that distributed makes in this process from now on require the token.
 
     The process belongs to the cluster of its environment.
     """
@@ -392,8 +397,8 @@ def serve_workers(scheduler: Scheduler) -> None:
             for worker in scheduler.workers.values()
         )
 
-    if isinstance(scheduler.http_server, GuardedServer):
-        scheduler.http_server.guard.is_proxy_of(is_worker)
+    if isinstance(scheduler.http_server, ServerWithToken):
+        scheduler.http_server.token_check.is_proxy_of(is_worker)
 
 
 def escape_text() -> None:

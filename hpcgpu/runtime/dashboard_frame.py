@@ -19,15 +19,15 @@ SANDBOX = "sandbox"
 SCRIPTS = Path(__file__).parent / "static"
 #: The query that requests the frame, in place of the arguments of a page.
 _FRAME = "~frame"
-#: The page around the frame shows no text of Dask.
-_AROUND = (
+#: For the page around the frame, which shows no text of Dask.
+_POLICY_OF_PAGE = (
     "default-src 'none'; script-src 'self'; img-src 'self'; connect-src 'self'; frame-src 'self'; base-uri 'none'; "
     "form-action 'none'"
 )
-#: The page of Dask. It runs only its own scripts, which get this nonce, and no script in text that the page inserts
-#: later as HTML. The hash is that of ``onclick="myFunction()"``, Dask's menu in narrow windows. All other content comes
-#: from ``data:``, and from other hosts only a style sheet.
-_INSIDE = (
+#: For the page of Dask, in the frame. It runs only its own scripts, which get this nonce, and no script in text that it
+#: inserts later as HTML. The hash is that of ``onclick="myFunction()"``, Dask's menu in narrow windows. All other
+#: content comes from ``data:``, and from other hosts only a style sheet.
+_POLICY_OF_FRAME = (
     "sandbox allow-scripts allow-popups allow-popups-to-escape-sandbox allow-downloads; default-src 'none'; "
     "script-src 'nonce-{nonce}' 'unsafe-eval' 'unsafe-hashes' 'sha256-DLsspdO65egz8GmJ7gT7AHNirrsTFzKLBvF8tcsc82Y='; "
     "style-src 'unsafe-inline' data: https://cdnjs.cloudflare.com; img-src data: blob:; font-src data:; "
@@ -52,15 +52,15 @@ def page(query: str, base: str, script: str) -> tuple[dict[str, str], str]:
     script : str
         The address of `dashboard.js`.
     """
-    inside = query == _FRAME
-    text = (SCRIPTS / ("frame.html" if inside else "dashboard.html")).read_text()
+    frame = query == _FRAME
+    text = (SCRIPTS / ("frame.html" if frame else "dashboard.html")).read_text()
     nonce = secrets.token_urlsafe(16)
-    if inside:
+    if frame:
         text = text.replace("<script>", f'<script nonce="{nonce}">')
     else:
         text = Template(text).substitute(base=html.escape(base), script=html.escape(script))
     headers = {
-        "Content-Security-Policy": _INSIDE.format(nonce=nonce) if inside else _AROUND,
+        "Content-Security-Policy": _POLICY_OF_FRAME.format(nonce=nonce) if frame else _POLICY_OF_PAGE,
         "Content-Type": "text/html; charset=utf-8",
         "Cache-Control": "no-store",
         "Referrer-Policy": "no-referrer",

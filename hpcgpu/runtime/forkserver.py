@@ -8,7 +8,7 @@ A forked worker must behave like a spawned one. The settings that a process read
 environment of the job's first process: the seed of hashes, settings of the allocator, thread counts. If they are
 missing, this process starts itself again (`prepare`). The settings that a process reads later come from the nanny
 (`hpcgpu.dask_worker.nanny_preload`). The fork server must have one thread and no GPU library that talks to a driver. A
-first fork checks this, and `NodeForkServer.trouble` returns what it reports. If the check fails, workers are spawned,
+first fork checks this, and `NodeForkServer.failure` returns what it reports. If the check fails, workers are spawned,
 and the log contains the reason.
 """
 
@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hpcgpu.errors import NotTrusted
-from hpcgpu.posix.ownership import check_place
+from hpcgpu.posix.ownership import check_parent
 from hpcgpu.runtime import preemption, scratch
 
 METHOD = "distributed.worker.multiprocessing-method"
@@ -147,7 +147,7 @@ class NodeForkServer:
         except (OSError, EOFError) as error:
             self._found = f"the fork server does not run: {str(error) or type(error).__name__}"
 
-    def trouble(self) -> str:
+    def failure(self) -> str:
         """Wait until the fork server has imported. Return why workers cannot be forks of it; empty if they can."""
         from dask import config
 
@@ -165,9 +165,9 @@ class NodeForkServer:
 
 
 def _start(*, gpus: bool, at_end: contextlib.ExitStack) -> NodeForkServer:
-    check_place(_SOCKET_PARENT)
+    check_parent(_SOCKET_PARENT)
     # The directory of the socket. A directory of multiprocessing would stay if this process is killed, or ends without
-    # Python's own cleanup (`become`).
+    # Python's own cleanup (`run_dask`).
     place = at_end.enter_context(scratch.made(_SOCKET_PARENT))
     multiprocessing.current_process()._config["tempdir"] = str(place)  # type: ignore[attr-defined]
     if multiprocessing.connection.arbitrary_address("AF_UNIX").startswith("\0"):  # type: ignore[attr-defined]
@@ -218,8 +218,10 @@ class _Fork:
 
     def run(self, path: object, arguments: Sequence[str], passed: Sequence[int]) -> int:
         """Let the fork do the work of a new Python, with these open files. Return the process id of the fork."""
+        text = arguments.index("-c") + 1
+        program = arguments[text:]  # with its arguments (python/cpython#144503)
         with self._socket:
-            socket.send_fds(self._socket, [json.dumps([arguments[-1], list(passed)]).encode()], passed)
+            socket.send_fds(self._socket, [json.dumps([program, list(passed)]).encode()], passed)
         return self.process
 
     def kill(self) -> None:
@@ -238,9 +240,10 @@ def _run_received(there: socket.socket) -> NoReturn:
         while more := there.recv(_MOST_TEXT):
             text += more
         if text:
-            code, passed = json.loads(text)
+            (code, *arguments), passed = json.loads(text)
             _become_a_new_program(files, passed)
-            exec(code, vars(sys.modules["__main__"]))
+            sys.argv = ["-c", *arguments]
+            exec(code, {})  # workers are forks of this process: no name of it in their __main__
     except SystemExit:
         os._exit(0)
     except BaseException:
@@ -252,7 +255,7 @@ def _run_received(there: socket.socket) -> NoReturn:
 def _become_a_new_program(files: Sequence[int], numbers: Sequence[int]) -> None:
     """Drop what a fork inherits but a new program would not have. Give the open files these numbers."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    preemption.stay()
+    preemption.ignore_warning()
     kept = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in files]
     for file in [int(name) for name in os.listdir("/proc/self/fd")]:  # noqa: PTH208
         if file > 2 and file not in kept:
@@ -262,7 +265,6 @@ def _become_a_new_program(files: Sequence[int], numbers: Sequence[int]) -> None:
         os.dup2(file, number)
         os.close(file)
     sys.modules["__main__"] = types.ModuleType("__main__")
-    sys.argv = ["-c"]
 
 
 def _use(command: Sequence[str], *, gpus: bool) -> list[str]:
@@ -309,7 +311,7 @@ def prepare(arguments: argparse.Namespace) -> bool:
     Some variables are read only at the start of a process. So this process starts again if it started without the
     variables that nannies set before they start a worker. That is rare, because the job's script sets the defaults of
     Dask. The new start also drops a library that has talked to the driver to count GPUs. The process starts again once
-    at most: with ``LD_PRELOAD`` a library is loaded each time. Then `NodeForkServer.trouble` reports it.
+    at most: with ``LD_PRELOAD`` a library is loaded each time. Then `NodeForkServer.failure` reports it.
 
     Parameters
     ----------
@@ -378,7 +380,7 @@ def finish(fork_server: NodeForkServer | None, command: Sequence[str], *, gpus: 
     """
     if fork_server is None:
         return list(command)
-    if why := fork_server.trouble():
+    if why := fork_server.failure():
         fork_server.stop()
         _log(why)
         return list(command)

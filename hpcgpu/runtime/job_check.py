@@ -30,18 +30,22 @@ from hpcgpu.batch import batch_system
 from hpcgpu.errors import BatchError, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric import collectives_interface, interface_addresses, protocol_and_interface
 from hpcgpu.fabric.node_gpus import gpus_on_node
-from hpcgpu.posix.filesystems import filesystem, of_all_nodes
+from hpcgpu.posix import checked_files
+from hpcgpu.posix.filesystems import filesystem, is_shared
 from hpcgpu.posix.standard_streams import drop_what_cannot_be_written
-from hpcgpu.runtime import scratch, stage
+from hpcgpu.runtime import complete_dask_commands, scratch, stage
 from hpcgpu.runtime.gpus_of_job import visible_gpus
 from hpcgpu.runtime.launch import job_arguments
 from hpcgpu.software import compare_environments
+from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 
 #: Most seconds that the job waits until the login node has read its report.
 _TIMEOUT = 240.0
 #: Most seconds for the import of Dask: the job has other checks to do.
 _IMPORT = 120.0
+#: Most seconds that a worker job waits for the report of the scheduler job.
+_SCHEDULER = 20.0
 #: Seconds for a peer's handshake, and for its request.
 _PEER_TIMEOUT = 10.0
 #: The devices through which UCX uses InfiniBand.
@@ -79,6 +83,8 @@ class Examination(TypedDict):
     #: The filesystem that Dask is imported from, and whether other machines share it.
     import_filesystem: NotRequired[str]
     import_shared: NotRequired[bool]
+    #: The address at which a scheduler on this node would listen for workers.
+    for_workers: NotRequired[str]
     #: The variables of libraries of collectives that workers would have.
     collectives: NotRequired[str]
 
@@ -122,11 +128,11 @@ def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> Exami
         "container_warning": _container_warning(node) if arguments.container else "",
         "import_seconds": import_seconds,
         "import_filesystem": filesystem(Path(sysconfig.get_path("purelib"))),
-        "import_shared": of_all_nodes(Path(sysconfig.get_path("purelib"))),
-        "collectives": collectives_interface.effective(
-            os.environ, chosen.interface or interface_addresses.default_interface(node.addresses), ""
-        ),
+        "import_shared": is_shared(Path(sysconfig.get_path("purelib"))),
     }
+    inner, _ = complete_dask_commands.interfaces(chosen, node, arguments.client_interface)
+    found["for_workers"] = node.addresses.get(inner or "", "")
+    found["collectives"] = _collectives(arguments, node, _scheduler(arguments, directory) or found)
     try:
         visible_gpus(arguments.gpus, os.environ, on_node, whole_nodes=arguments.whole_nodes, kind=arguments.kind)
     except LaunchError as error:
@@ -143,8 +149,43 @@ def examine(arguments: argparse.Namespace, directory: ClusterDirectory) -> Exami
     return found
 
 
+def _scheduler(arguments: argparse.Namespace, directory: ClusterDirectory) -> Examination | None:
+    """Return the report of the scheduler job for a worker job; None if there is none within seconds."""
+    if arguments.kind != "worker" or not any(one.kind == "scheduler" for one in directory.submits()):
+        return None
+    until = time.monotonic() + _SCHEDULER
+    while True:
+        directory.refresh()
+        with contextlib.suppress(OSError, ValueError):
+            report: Examination = json.loads(checked_files.read(directory.path / "scheduler.json"))
+            return report
+        if time.monotonic() > until or directory.closed:
+            return None
+        time.sleep(0.2)
+
+
+def _collectives(arguments: argparse.Namespace, node: protocol_and_interface.Node, scheduler: Examination) -> str:
+    """Return the variables of collectives that a worker on this node has if this is its scheduler's node."""
+    chosen = protocol_and_interface.TransportChoice(**scheduler["transport"])
+    contact = Contact(
+        token="",
+        job_id="",
+        workers=f"{chosen.protocol}://{scheduler.get('for_workers', '')}:0",
+        client="",
+        fabric=chosen.why,
+        network=chosen.network,
+        interface=chosen.interface or "",
+    )
+    try:
+        interface = complete_dask_commands.agreed_interface(contact, arguments.protocol, arguments.interface, node)
+    except LaunchError:  # another line of the check says why
+        return ""
+    host = complete_dask_commands.host_for_workers(contact)
+    return collectives_interface.effective(os.environ, interface, host)
+
+
 def _container(arguments: argparse.Namespace) -> str:
-    whose = os.environ.get("HPCGPU_INSIDE", "image")
+    whose = os.environ.get("HPCGPU_INSTALLED_IN", "image")
     return (
         f"{arguments.container_runtime} runs {arguments.container}, with hpcgpu of the {whose}; the lines below are "
         "from inside it"
@@ -254,13 +295,10 @@ def main(argv: Sequence[str]) -> int:
         print(f"hpcgpu: {error}", file=sys.stderr)
         return 1
     found = examine(arguments, directory)
-    addresses: dict[str, str] = found["node"]["addresses"]
-    name = (
-        arguments.client_interface
-        or interface_addresses.default_interface(addresses)
-        or found["transport"]["interface"]
-    )
-    address = addresses.get(name or "", socket.gethostname())
+    chosen = protocol_and_interface.TransportChoice(**found["transport"])
+    node = protocol_and_interface.Node(**found["node"])
+    _, name = complete_dask_commands.interfaces(chosen, node, arguments.client_interface)
+    address = node.addresses.get(name or "", socket.gethostname())
     listener, port = serve(address, directory)
     report: JobReport = {**found, "address": [address, port], "via": name or "", "time": time.time()}
     directory.write(f"{arguments.kind}.json", json.dumps(report))

@@ -15,22 +15,30 @@ JOB = "HPCGPU_JOB_SELF"
 
 
 class JobIdentity(TypedDict):
-    """What a process knows about its job."""
+    """The job of a process, as the process reports it."""
 
     id: str
     name: str
     #: Epoch seconds.
     began: float
+    #: Epoch seconds at which the walltime ends, if it is known at the start of the job; else None.
+    ends: float | None
+    #: The option `walltime_margin`; None if the user has not set it.
+    margin: float | None
 
 
-def remember(own: OwnJob) -> None:
+def remember(own: OwnJob, walltime: float | None, margin: float | None) -> None:
     """Record the job in the environment, for the child processes.
+
+    Its end is that of the environment, or follows from the walltime that the script requests.
 
     If the environment does not contain the start of the job, the start of this process counts: the job's script becomes
     this process.
     """
     began = own.start if own.start is not None else _started(os.getpid())
-    os.environ[JOB] = json.dumps(JobIdentity(id=own.job_id, name=own.name, began=round(began, 2)))
+    ends = own.end if own.end is not None or walltime is None else round(began + walltime, 2)
+    job = JobIdentity(id=own.job_id, name=own.name, began=round(began, 2), ends=ends, margin=margin)
+    os.environ[JOB] = json.dumps(job)
 
 
 def job_identity() -> JobIdentity | None:

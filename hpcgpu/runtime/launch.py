@@ -34,14 +34,14 @@ from hpcgpu.errors import Damaged, HpcgpuError, LaunchError, NotTrusted, OtherFo
 from hpcgpu.fabric.node_gpus import gpus_on_node, whole_uuids
 from hpcgpu.posix import standard_streams, variables_of_this_process
 from hpcgpu.posix.long_imports import long_imports
-from hpcgpu.runtime import dask_signals, forkserver, next_scheduler, preemption, stage, standby
+from hpcgpu.runtime import dask_signals, forkserver, next_scheduler, preemption, stage, standby_scheduler
 from hpcgpu.runtime.complete_dask_commands import scheduler_command, worker_command, worker_program
 from hpcgpu.runtime.credentials_of_job import exit_code, remove_secrets
 from hpcgpu.runtime.end_without_directory import watch_directory
 from hpcgpu.runtime.gpus_of_job import visible_gpus
 from hpcgpu.runtime.import_from_working_directory import import_from_working_directory
 from hpcgpu.runtime.job_identity import remember
-from hpcgpu.runtime.run_dask import become
+from hpcgpu.runtime.run_dask import run_dask
 from hpcgpu.runtime.scheduler_connection import check_alone
 from hpcgpu.runtime.scratch import temporary_place
 from hpcgpu.store import certificates_and_keys, removed_directory
@@ -52,7 +52,7 @@ _SCHEDULER = "distributed.cli.dask_scheduler"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Check the job, complete the Dask command, and become it."""
+    """Check the job, complete the Dask command, and run it in this process."""
     standard_streams.drop_what_cannot_be_written()
     faulthandler.enable()  # else a crash in a library leaves no line in the log of the job
     stage.release_at_exit()
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
         flush=True,
     )
     try:
-        become(command, place, at_end, functools.partial(_afterwards, arguments, environment, command))
+        run_dask(command, place, at_end, functools.partial(_afterwards, arguments, environment, command))
     except Exception:  # Dask does not name a missing file
         if not removed_directory.missing(arguments.directory):
             raise
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> None:
 def _record_failure(arguments: argparse.Namespace) -> None:
     with contextlib.suppress(HpcgpuError):
         own = own_job(batch_system(arguments.system))
-        standby.record_failure(ClusterDirectory.existing(arguments.directory), own)
+        standby_scheduler.record_failure(ClusterDirectory.existing(arguments.directory), own)
 
 
 def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tuple[list[str], Path]:
@@ -106,7 +106,7 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
     directory = open_directory(arguments.directory)
     batch = batch_system(arguments.system)
     own = own_job(batch)
-    remember(own)
+    remember(own, arguments.walltime, arguments.walltime_margin)
     choose_gpus(arguments)
     configure(directory)
     forks = arguments.kind == "worker" and forkserver.prepare(arguments)
@@ -119,7 +119,7 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
             dask_signals.add(next_scheduler.notice_signals)
             with long_imports():  # also those of the fork server
                 importlib.import_module(worker_program(arguments))
-                importlib.import_module("hpcgpu.dask_worker.start_again").let_nannies_end()
+                importlib.import_module("hpcgpu.dask_worker.start_again").replace_kill()
                 preemption.expect(warned=own.warned and dask_signals.obeyed(gpus=bool(arguments.gpus)))
                 fork_server = forkserver.begin(gpus=bool(arguments.gpus), at_end=at_end) if forks else None
             watch_directory(directory)  # a thread: after the fork
@@ -131,13 +131,13 @@ def prepare(arguments: argparse.Namespace, at_end: contextlib.ExitStack) -> tupl
         return command, place
     watch_directory(directory)
     if arguments.restarts:
-        patience = next_scheduler.restart_wait(arguments, directory, own)
-        standby.wait_until_alone(directory, batch, own, patience or 0.0)
+        timeout = next_scheduler.restart_wait(arguments, directory, own)
+        standby_scheduler.wait_until_alone(directory, batch, own, timeout or 0.0)
     else:
         check_alone(directory, own.job_id)
     at_end.callback(remove_secrets, directory, directory.token(), own.job_id, restarts=arguments.restarts)
     command = scheduler_command(arguments, directory, own)
-    guard_dashboard()
+    require_dashboard_token()
     return command, place
 
 
@@ -185,14 +185,14 @@ def configure(directory: ClusterDirectory) -> None:
     os.environ.update(certificates_and_keys.environment(directory))
 
 
-def guard_dashboard() -> None:
+def require_dashboard_token() -> None:
     """Let the dashboard of this scheduler require its token."""
     with long_imports():
         importlib.import_module(_SCHEDULER)
         from hpcgpu.runtime import dashboard_access
 
     del sys.modules[_SCHEDULER]  # it is run as a program, and Python warns of a program that was imported
-    dashboard_access.guard_servers_of_this_process()
+    dashboard_access.require_token_in_this_process()
 
 
 def job_arguments(parser: argparse.ArgumentParser) -> None:

@@ -33,8 +33,8 @@ from hpcgpu.store.present_scheduler import waits_to_follow
 
 #: How often a scheduler that accepts a connection, and does nothing more, is tried again; seconds between two tries.
 _TRIES, _PAUSE = 5, 2.0
-#: Seconds between two looks at the contact, and how many must show another scheduler.
-_INTERVAL, _LOOKS = 10.0, 3
+#: Seconds between two checks of the contact, and how many must show another scheduler.
+_INTERVAL, _CHECKS = 10.0, 3
 #: Is set for workers whose job goes on if their scheduler ends.
 RESTARTS = "HPCGPU_SCHEDULER_RESTARTS"
 #: Is set when the workers of this job have lost their scheduler.
@@ -110,11 +110,11 @@ def watch(directory: ClusterDirectory, contact: Contact) -> None:
 
 
 def _watch(directory: ClusterDirectory, served: Contact) -> None:
-    looks = 0
-    while looks < _LOOKS:
+    checks = 0
+    while checks < _CHECKS:
         time.sleep(_INTERVAL)
         why = _why_end(directory, served)
-        looks = looks + 1 if why else 0
+        checks = checks + 1 if why else 0
     print(f"hpcgpu: the cluster {why}: the workers of this job end", file=sys.stderr, flush=True)
     _own_signals.append(signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)

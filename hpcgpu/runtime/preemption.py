@@ -18,21 +18,21 @@ import signal
 from hpcgpu.runtime import dask_signals
 from hpcgpu.runtime.before_walltime import Retirement
 
-#: Set in the environment of processes that stay when Slurm warns them.
-_STAY = "HPCGPU_WARNED"
+#: Set in the environment of processes that Slurm may warn, and that continue then.
+_WARNED = "HPCGPU_WARNED"
 
 
 def expect(*, warned: bool) -> None:
-    """Let the fork server and the workers of this process stay if Slurm warns them."""
+    """Let the fork server and the workers of this process continue if Slurm warns them."""
     if warned:
-        os.environ[_STAY] = "1"
+        os.environ[_WARNED] = "1"
     else:
-        os.environ.pop(_STAY, None)
+        os.environ.pop(_WARNED, None)
 
 
-def stay() -> None:
+def ignore_warning() -> None:
     """Let this process, but not its children, ignore SIGTERM if `expect` says so: the job's first process ends it."""
-    if _STAY in os.environ:
+    if _WARNED in os.environ:
         signal.signal(signal.SIGTERM, lambda number, frame: None)
         signal.siginterrupt(signal.SIGTERM, False)  # for libraries that do not expect to be interrupted
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))

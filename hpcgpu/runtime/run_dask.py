@@ -20,7 +20,7 @@ from hpcgpu.runtime import scratch, stage
 _SIGNALLED = 128
 
 
-def become(
+def run_dask(
     command: Sequence[str], place: Path, at_end: contextlib.ExitStack, afterwards: Callable[[], int] = lambda: 0
 ) -> None:
     """Run ``python -m MODULE ARGUMENTS`` in this process, then the functions in `at_end`, and then `afterwards`.

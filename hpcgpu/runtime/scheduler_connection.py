@@ -329,7 +329,7 @@ def check_wanted(own: Submit) -> None:
     """Raise `LaunchError` if this scheduler job is not to run the scheduler any more, as the journal says."""
     if own.ended:
         raise LaunchError("this scheduler job had ended, and another one may have replaced it: it ends")
-    if own.cancelled:
+    if own.unwanted:
         raise LaunchError("the cluster does not need this scheduler job any more: it ends")
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hpcgpu.errors import LaunchError, NotTrusted
-from hpcgpu.posix.ownership import check_place, private_directory, weaknesses
+from hpcgpu.posix.ownership import check_parent, private_directory, weaknesses
 from hpcgpu.posix.paths import expand
 
 with contextlib.suppress(ImportError):  # on Windows, where only clients run
@@ -77,12 +77,12 @@ def temporary_directory(local_directory: str | None = None) -> Path:
     if given := local_directory or config.get("temporary-directory", None):
         base = Path(given).absolute()
         private_directory(base)
-        check_place(base)
+        check_parent(base)
         return base
     refused: list[NotTrusted | OSError] = []
     for base in dict.fromkeys(Path(name).absolute() for name in (tempfile.gettempdir(), "/tmp", "/var/tmp")):
         try:
-            check_place(base)
+            check_parent(base)
         except (NotTrusted, OSError) as error:
             refused.append(error)
             continue

@@ -39,8 +39,8 @@ from typing import IO, NoReturn
 
 from hpcgpu.errors import LaunchError, NotTrusted
 from hpcgpu.posix.archives import DECOMPRESSORS
-from hpcgpu.posix.filesystems import filesystem, of_this_machine
-from hpcgpu.posix.ownership import check, check_place, private_directory
+from hpcgpu.posix.filesystems import filesystem, is_local
+from hpcgpu.posix.ownership import check, check_parent, private_directory
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.standard_streams import drop_what_cannot_be_written
 from hpcgpu.runtime.scratch import expanded
@@ -141,8 +141,8 @@ def use(archive: Path, sha256: str, places: Sequence[Path]) -> tuple[int, Path]:
     refused = []
     name = f"{_prefix()}{sha256[:16]}"
     # If another user has made the directory with the predictable name, this one gets a random name.
-    taken = (_own_name(base / name) for base in places if _of_others(base / name))
-    for place in itertools.chain((base / name for base in places), taken):
+    others = (_own_name(base / name) for base in places if _of_others(base / name))
+    for place in itertools.chain((base / name for base in places), others):
         base = place.parent
         try:
             return _use(archive, sha256, place)
@@ -188,10 +188,10 @@ def _own_name(place: Path) -> Path:
 def _use(archive: Path, sha256: str, place: Path) -> tuple[int, Path]:
     base = place.parent
     private_directory(base)
-    check_place(base)
+    check_parent(base)
     if os.statvfs(base).f_flag & os.ST_NOEXEC:
         raise NotTrusted(f"{base} is mounted with noexec, so no program runs from there")
-    if not of_this_machine(base):
+    if not is_local(base):
         raise NotTrusted(f"{base} is on {filesystem(base) or 'an unknown filesystem'}, not on the node's own disk")
     with _gate(place, make=True) as gate:
         environment = place / "environment"
@@ -263,7 +263,7 @@ def _is(place: Path, about: os.stat_result) -> bool:
 def _lock(gate: int, place: Path, *, wait: bool) -> None:
     """Get the lock of a directory; `BlockingIOError` or `TimeoutError` if another process keeps it.
 
-    A job whose filesystem hangs must not stop the others for ever. flock has no limit of time, so this looks again.
+    A job whose filesystem hangs must not stop the others for ever. flock has no limit of time, so this tries again.
     """
     began, reported = time.monotonic(), False
     while True:

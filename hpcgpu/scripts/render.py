@@ -276,6 +276,8 @@ def _check_ownership(option: str, *paths: Path) -> None:
             check(path, group_may_write=True)
     except NotTrusted as error:
         raise OptionError(f"{option}: {error}") from error
+    except OSError as error:  # removed since the cluster started
+        raise OptionError(f"{option}={str(paths[0])!r} cannot be read: {error.strerror}") from error
 
 
 def _environment(system: system_registry.System, options: Options) -> jinja2.Environment:

@@ -32,8 +32,8 @@ from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.journal import End, Submit
 from hpcgpu.store.present_scheduler import present_scheduler, unexpected_ends
 
-#: Seconds between two looks at the journal, and between two connections to the scheduler.
-_LOOK, _PROBE = 2.0, 10.0
+#: Seconds between two checks of the journal, and between two connections to the scheduler.
+_INTERVAL, _PROBE = 2.0, 10.0
 #: Seconds for which connections are refused until the scheduler counts as ended, if no program manages the cluster and
 #: the queue cannot be queried.
 _REFUSED = 120.0
@@ -43,7 +43,7 @@ _UNUSABLE = 600.0
 _ROOM = 65536
 
 
-def wait_until_alone(directory: ClusterDirectory, batch: BatchSystem, own: OwnJob, patience: float = _UNUSABLE) -> None:
+def wait_until_alone(directory: ClusterDirectory, batch: BatchSystem, own: OwnJob, timeout: float = _UNUSABLE) -> None:
     """Wait until the present scheduler job has ended, if this one was submitted to follow it.
 
     The manager writes the end into the journal. If there is no manager any more, the queue reports it, and this job
@@ -57,7 +57,7 @@ def wait_until_alone(directory: ClusterDirectory, batch: BatchSystem, own: OwnJo
     directory : ClusterDirectory
     batch : BatchSystem
     own : OwnJob
-    patience : float, optional
+    timeout : float, optional
         Seconds for which the files of the cluster may be unusable, if that is longer than ten minutes.
 
     Raises
@@ -66,7 +66,7 @@ def wait_until_alone(directory: ClusterDirectory, batch: BatchSystem, own: OwnJo
         The cluster has ended, this job is not needed any more, another job runs the scheduler, or the files of the
         cluster cannot be read or written.
     """
-    patience = max(patience, _UNUSABLE)
+    timeout = max(timeout, _UNUSABLE)
     standby = _Standby(directory, batch, own)
     failing_since: float | None = None
     while True:
@@ -81,14 +81,14 @@ def wait_until_alone(directory: ClusterDirectory, batch: BatchSystem, own: OwnJo
             if failing_since is None:
                 failing_since = now
                 print(
-                    f"hpcgpu: {why}. This job tries again, for {duration(patience)} at most",
+                    f"hpcgpu: {why}. This job tries again, for {duration(timeout)} at most",
                     file=sys.stderr,
                     flush=True,
                 )
-            elif now - failing_since > patience:
-                unusable = f"the files of cluster {directory.path.name} have not been usable for {duration(patience)}"
+            elif now - failing_since > timeout:
+                unusable = f"the files of cluster {directory.path.name} have not been usable for {duration(timeout)}"
                 raise LaunchError(f"{unusable}: {why}. This job ends") from error
-        time.sleep(_LOOK)
+        time.sleep(_INTERVAL)
 
 
 class _Standby:
@@ -140,7 +140,7 @@ class _Standby:
     def _alone(self, mine: Submit, earlier: Sequence[Submit], contact: Contact | None, *, now: float) -> bool:
         """Whether the scheduler job that this one follows has ended; raise `LaunchError` if that was intended."""
         submit = present_scheduler(earlier, contact.job_id if contact is not None else "")
-        if submit is None or submit.cancelled:
+        if submit is None or submit.unwanted:
             return True
         by_contact = contact if contact is not None and contact.job_id == submit.job_id else None
         if self._present is None or (self._present.submit.name, self._present.contact) != (submit.name, by_contact):
@@ -172,7 +172,7 @@ class _Standby:
         """Whether nobody manages the cluster until it has another scheduler."""
         manager = self._directory.manager()
         gone = manager is None or manager.left or manager.in_scheduler_job
-        return gone and self._directory.wanted().unattended
+        return gone and self._directory.wanted().manager_in_scheduler_job
 
 
 def record_failure(directory: ClusterDirectory, own: OwnJob) -> None:
