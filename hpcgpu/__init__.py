@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from hpcgpu.checkpoints.save_and_restore import checkpoint as checkpoint
     from hpcgpu.checkpoints.save_and_restore import restore as restore
     from hpcgpu.client.connect import connect as connect
-    from hpcgpu.client.hold import HeldWorker as HeldWorker
-    from hpcgpu.client.hold import HeldWorkers as HeldWorkers
+    from hpcgpu.client.held_set import HeldWorker as HeldWorker
+    from hpcgpu.client.held_set import HeldWorkers as HeldWorkers
     from hpcgpu.client.hold import hold as hold
     from hpcgpu.client.replay import replay as replay
     from hpcgpu.client.upload_package import upload_package as upload_package
@@ -38,8 +38,8 @@ _HOMES = {
     "Checkpoint": "hpcgpu.checkpoints.save_and_restore",
     "GPUCluster": "hpcgpu.cluster.gpucluster",
     "GPUInfo": "hpcgpu.existing_clusters.snapshot",
-    "HeldWorker": "hpcgpu.client.hold",
-    "HeldWorkers": "hpcgpu.client.hold",
+    "HeldWorker": "hpcgpu.client.held_set",
+    "HeldWorkers": "hpcgpu.client.held_set",
     "JobInfo": "hpcgpu.display.job_info",
     "LocalGPUCluster": "hpcgpu.cluster.system_classes",
     "PBSGPUCluster": "hpcgpu.cluster.system_classes",

@@ -8,13 +8,14 @@ from __future__ import annotations
 import atexit
 import errno
 import gc
+import os
 import sys
 from typing import Any
 
 import click
 
 from hpcgpu import __version__
-from hpcgpu.cli.asked_by_ssh import answers, contact, order, wait_for_workers
+from hpcgpu.cli.answer_by_ssh import answers, contact, order, wait_for_workers
 from hpcgpu.cli.bench_fabric import bench_fabric
 from hpcgpu.cli.check import check
 from hpcgpu.cli.clean import clean
@@ -50,6 +51,14 @@ def _words(error: Exception) -> str:
     return printable("\n".join([str(error), *getattr(error, "__notes__", ())]), None, lines=True)
 
 
+def _drop_what_cannot_be_written() -> None:
+    """Python would try again at its end, and then exit with 120 (seen with Python 3.14)."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class _Group(click.Group):
     """Turns the errors of the package into sentences and exit codes."""
 
@@ -65,6 +74,7 @@ class _Group(click.Group):
         except OSError as error:  # a directory that cannot be made, a file that cannot be read
             if error.errno == errno.EPIPE:  # `| head`: click ends quietly
                 raise
+            _drop_what_cannot_be_written()
             raise click.ClickException(file_error(error)) from error
 
 

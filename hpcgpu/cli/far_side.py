@@ -19,7 +19,7 @@ from hpcgpu.ssh.far_side import ALIVE, INTERRUPT, SIGN_OF_LIFE, Request, decode,
 
 #: Exit code of a command that Ctrl-C ended.
 _INTERRUPTED = 130
-#: Seconds after which a wait that does not look again counts as one that hangs. Commands of the queue take less.
+#: Seconds without a check after which a wait counts as one that hangs. Commands of the queue take less.
 _HANGS = 300.0
 
 
@@ -63,10 +63,10 @@ def _show_life() -> None:
 
 
 def _hangs() -> bool:
-    """Whether this process waits for something, and has not looked at it for long: a file system may not answer."""
+    """Whether this process waits for something, and has not checked it for long: a file system may not answer."""
     from hpcgpu.display.progress import Progress
 
-    return Progress.looked is not None and time.monotonic() - Progress.looked > _HANGS
+    return Progress.last_check is not None and time.monotonic() - Progress.last_check > _HANGS
 
 
 def _check_software(near: Mapping[str, str]) -> None:
@@ -104,19 +104,19 @@ def _carry_out(request: Request) -> int:
         except click.Abort:
             return _INTERRUPTED
         except ClusterError as error:
-            _tell(request, type(error).__name__, str(error))
+            _report(request, type(error).__name__, str(error))
             return 1
         except click.ClickException as error:
             cause = error.__cause__
             if isinstance(cause, HpcgpuError | TimeoutError):
-                _tell(request, type(cause).__name__, str(cause))
+                _report(request, type(cause).__name__, str(cause))
             else:
-                _tell(request, "UsageError" if error.exit_code == 2 else "", error.format_message())
+                _report(request, "UsageError" if error.exit_code == 2 else "", error.format_message())
             return error.exit_code
     return code if isinstance(code, int) else 0
 
 
-def _tell(request: Request, kind: str, text: str) -> None:
+def _report(request: Request, kind: str, text: str) -> None:
     """Send an error: the name of its class, and its text."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -136,8 +136,8 @@ def start(  # noqa: PLR0913, PLR0917  # click passes one argument for each optio
         jobs, directory, link = cluster.jobs, cluster.directory, cluster.dashboard_link
         _leave(cluster)
     scaling = _adapt(directory, minimum_jobs, maximum_jobs) if adapt and maximum_jobs is not None else ""
-    if managed and not adapt:
-        in_scheduler_job(directory, None)
+    if managed and not adapt and (text := in_scheduler_job(directory, None)):
+        echo(text, err=True)
     if as_json:
         started: StartedJSON = {"name": name, "directory": str(directory.path), "dashboard": link, "jobs": jobs}
         show_json(started)
@@ -174,13 +174,14 @@ def _adapt(directory: ClusterDirectory, minimum: int, maximum: int) -> str:
     """Let the scheduler job scale the cluster; return a message on the outcome."""
     from hpcgpu.errors import ClusterError
     from hpcgpu.orders.manager_in_scheduler_job import in_scheduler_job
-    from hpcgpu.scaling.policy_data import Limits
-    from hpcgpu.scaling.sizes_to_jobs import target_duration
+    from hpcgpu.scaling.sizes_to_jobs import limits, target_duration
     from hpcgpu.scaling.wanted_state import Adapt
+    from hpcgpu.store import saved_options
 
-    limits = Limits(minimum=minimum, maximum=maximum, interactive=person_waits())
+    worker = saved_options.read(directory).options.worker
+    size = limits(worker, minimum_jobs=minimum, maximum_jobs=maximum, interactive=person_waits())
     try:
-        return in_scheduler_job(directory, Adapt("default", limits, target_duration()))
+        return in_scheduler_job(directory, Adapt("default", size, target_duration()))
     except ClusterError as error:
         raise ClusterError(
             f"{error}. The cluster runs without adaptive scaling, with {counted(minimum, 'worker job')}. To "

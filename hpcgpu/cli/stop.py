@@ -103,24 +103,29 @@ def _stop(cluster: ClusterDirectory | Found) -> int:
     from hpcgpu.batch import batch_system
     from hpcgpu.existing_clusters import jobs_without_directory
     from hpcgpu.existing_clusters.lookup import batch_of
-    from hpcgpu.existing_clusters.query_jobs import live_jobs
+    from hpcgpu.existing_clusters.query_jobs import live_and_unknown
     from hpcgpu.existing_clusters.stop import stop as stop_jobs
+    from hpcgpu.existing_clusters.stop import what_stays
 
+    unknown: list[str] = []
     name = _directory_of(cluster).path.name
     if isinstance(cluster, ClusterDirectory):
         batch = batch_of(cluster)
-        there = len(live_jobs(cluster, batch))
+        live, unknown = live_and_unknown(cluster, batch)
+        there = len(live)
         left = stop_jobs(cluster, batch)
     else:
         there = len(cluster.jobs)
         echo(what_is_left(cluster))
         left = jobs_without_directory.end(cluster, batch_system(cluster.system))
     if left:
-        echo(
-            f"{name}: still in the queue: {listed(job.job_id for job in left)}. Run the same command again. If "
-            "they stay, cancel them with the batch system's own command",
-            err=True,
-        )
+        echo(f"{name}: {what_stays(left, 'Run the same command again')}", err=True)
         return 1
+    if unknown:
+        it, them = ("it", "it") if len(unknown) == 1 else ("they", "them")
+        which = f"The queue of this machine does not know {listed(unknown, ', ')}: hpcgpu counts {them} as ended"
+        elsewhere = f"If {it} may be in the queue of another machine, cancel {them} there"
+        echo(f"{name}: {counted(there, 'job')} cancelled. {which}. {elsewhere}")
+        return 0
     echo(f"{name}: {counted(there, 'job')} cancelled, no job is left")
     return 0

@@ -33,7 +33,7 @@ class SystemName(_ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name, or fail with a list of the valid names."""
-        from hpcgpu.batch.packages_of_others import advice
+        from hpcgpu.batch.plugins_to_install import advice
         from hpcgpu.batch.system_registry import incomplete
 
         if value not in self._names():

@@ -65,7 +65,7 @@ def top(name: str, host: str | None) -> None:
     if not (console.is_terminal and sys.stdin.isatty()) or console.is_dumb_terminal:
         Console(width=_WIDE, highlight=False).print(picture(take(), now=time.time(), width=_WIDE))
         return
-    with console.status(f"looking at cluster {printable(name)}"):
+    with console.status(f"reading the state of cluster {printable(name)}"):
         first = take()
     with contextlib.suppress(KeyboardInterrupt):
         _live(console, take, first)

@@ -39,19 +39,19 @@ async def add_dashboard(scheduler: Scheduler, gpus: Callable[[], list[GPUState]]
     Parameters
     ----------
     scheduler : distributed.Scheduler
-        It started without a dashboard; its HTTP server is a `GuardedServer`.
+        It started without a dashboard; its HTTP server is a `ServerWithToken`.
     gpus : callable
         Returns the GPUs of all workers.
     cluster : str
         Its name.
     """
     server = scheduler.http_server
-    if not isinstance(server, dashboard_access.GuardedServer):
+    if not isinstance(server, dashboard_access.ServerWithToken):
         logger.error("hpcgpu: the cluster has no dashboard: its HTTP server does not require the token")
         return
-    with server.guard.incomplete():
+    with server.token_check.incomplete():
         with suppress(TimeoutError):
-            await asyncio.wait_for(server.guard.request_waits(), _FIRST_WORKERS)
+            await asyncio.wait_for(server.token_check.request_waits(), _FIRST_WORKERS)
         try:
             await _add(scheduler, gpus, cluster)
         except Exception as error:  # an unknown release of Dask or Bokeh, or a driver that fails

@@ -13,7 +13,7 @@ from distributed import Client
 from distributed.scheduler import Scheduler
 
 from hpcgpu.dask_scheduler.published_datasets import client_of
-from hpcgpu.dask_worker.uploaded_package import give
+from hpcgpu.dask_worker.uploaded_package import send_package
 from hpcgpu.store import saved_datasets, uploaded_packages
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.saved_datasets import SavedDataset
@@ -37,15 +37,15 @@ class Kept:
     def __bool__(self) -> bool:
         return bool(self.packages or self.datasets)
 
-    def give(self, scheduler: Scheduler, directory: ClusterDirectory) -> None:
-        """Give it to a scheduler that has started. Workers read the datasets when they come.
+    def restore(self, scheduler: Scheduler, directory: ClusterDirectory) -> None:
+        """Restore it in a scheduler that has started. Workers read the datasets when they come.
 
-        What cannot be given is logged: it must not keep the scheduler from starting.
+        What cannot be restored is logged: it must not keep the scheduler from starting.
         """
         with client_of(scheduler, directory) as client:
             for package in self.packages:  # first: the datasets may need them
                 try:
-                    client.sync(give, client, package)
+                    client.sync(send_package, client, package)
                 except Exception as error:
                     logger.warning("hpcgpu: cannot install the package %s again: %r", package.name, error)
             for dataset in self.datasets:

@@ -21,17 +21,17 @@ class Sent:
         self._values: Mapping[str, Any] = {}
         self._version = ""
 
-    def changed_since(self, values: Mapping[str, Any], known: str) -> Changes:
-        """Return how these values differ from the version that the caller knows, and remember them.
+    def changed_since(self, values: Mapping[str, Any], version: str) -> Changes:
+        """Return how these values differ from the version that the caller has, and remember them.
 
         Parameters
         ----------
         values : mapping
             The present values. The caller must not change them later.
-        known : str
+        version : str
             The version that the caller has; empty if it has none.
         """
-        before, whole = self._values, not known or known != self._version
+        before, whole = self._values, not version or version != self._version
         if whole:
             before = {}
         changed = {name: value for name, value in values.items() if name not in before or before[name] != value}
@@ -41,7 +41,7 @@ class Sent:
         return Changes(version=self._version, whole=whole, changed=changed, gone=gone)
 
 
-class Known:
+class Received:
     """The same values on the side of the manager.
 
     Attributes

@@ -40,7 +40,7 @@ def install() -> None:
     ActiveMemoryManagerExtension._find_recipient = _find_recipient
 
 
-def place_writes(scheduler: Scheduler) -> None:
+def save_where_results_are(scheduler: Scheduler) -> None:
     """Let a worker save the results that it has; while those that have a result are paused, one that can have it.
 
     distributed lets any other worker run the task then, and moves it to any idle worker.

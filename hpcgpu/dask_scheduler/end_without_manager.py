@@ -27,8 +27,8 @@ _SILENT = 60.0
 class ManagerLease:
     """The managers that sent heartbeats to a scheduler; it closes when none came for the time of the lease.
 
-    The option ``lease`` sets that time. `step` counts it, not the clock: a process that is suspended hears nobody, and
-    the clock goes on.
+    The option ``lease`` sets that time. `step` counts it, not the clock: a process that is suspended receives
+    nothing, and the clock goes on.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class ManagerLease:
         self.scheduler = scheduler
         self.seconds = seconds
         self._released = released
-        #: Seconds without a heartbeat, of those in which one could be heard.
+        #: Seconds without a heartbeat, of those in which one could be received.
         self._silence = -_FIRST_HEARTBEAT
         #: The number of the latest manager.
         self.manager = 0

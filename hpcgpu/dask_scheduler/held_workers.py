@@ -8,20 +8,22 @@ So the set is free again when the program ends, however it ends.
 from __future__ import annotations
 
 import asyncio
-import pickle
+import math
+import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from distributed.core import Status
 
+from hpcgpu.dask_scheduler import lost_results
 from hpcgpu.dask_scheduler.rpc_types import HeldWorkerInfo, HoldSize
 from hpcgpu.dask_worker.gpu_metrics import GPUS
 from hpcgpu.dask_worker.uploaded_package import UNPACKED, uploaded
 from hpcgpu.errors import ClusterError
 from hpcgpu.fabric.connection_report import NODE
-from hpcgpu.runtime.job_identity import JOB
+from hpcgpu.runtime.job_identity import JOB, job_identity
 
 if TYPE_CHECKING:
     from distributed.comm import Comm
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 _LEAVES = 120.0
 #: Most seconds to wait until workers have unpacked packages: a call may block the event loop of one that has them.
 _UNPACKS = 60.0
+#: What a program does that wants workers without a GPU.
+HOLDS_OTHERS = 'to hold others, give `resources`, such as {"CPU": 1}, to them and to `hold`'
 
 
 class _Hold:
@@ -49,7 +53,7 @@ class _Hold:
     lost : WorkerState or None
         The first member that was lost.
     changed : asyncio.Event
-        Is set when anything changes that the program must know.
+        Is set when anything changes that the program must receive.
     """
 
     def __init__(self, size: HoldSize, *, nested: bool) -> None:
@@ -79,6 +83,8 @@ class Holds:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.leaving = dict[str, float]()
+        #: The names of the calls that run on a worker. They may be of a program that holds it no more.
+        self.calls: Callable[[WorkerState], list[str]] = lambda ws: []
         self._holds: list[_Hold] = []
         self._addresses: frozenset[str] = frozenset()
 
@@ -94,18 +100,22 @@ class Holds:
         """Whether a program holds a worker."""
         return ws.address in self._addresses
 
-    def leave(self, names: Iterable[str]) -> list[str]:
+    def mark_leaving(self, names: Iterable[str]) -> list[str]:
         """Record workers whose job must end; return the names of those that a program holds."""
         wanted, now = set(names), time.monotonic()
         self.leaving = {name: until for name, until in self.leaving.items() if until > now}
         self.leaving |= dict.fromkeys(wanted, now + _LEAVES)
         return [str(ws.name) for ws in self.scheduler.workers.values() if self.held(ws) and str(ws.name) in wanted]
 
-    def stay(self, names: Iterable[str]) -> None:
+    def unmark_leaving(self, names: Iterable[str]) -> None:
         """Record that the jobs of these workers need not end after all."""
         for name in names:
             self.leaving.pop(name, None)
         self.assign()
+
+    async def workers_of_job(self, job: str) -> int:
+        """Return how many workers a job has now."""
+        return sum(_job_and_node(ws)[0] == job for ws in self.scheduler.workers.values())
 
     async def hold(
         self, comm: Comm, n_workers: int, resources: Mapping[str, float] | None = None, nested: bool = False
@@ -153,7 +163,7 @@ class Holds:
                 await comm.write(hold.waits)
             elif not hold.given and await self._unpacked(hold, ended):
                 hold.given = True
-                await comm.write({"held": _described(hold.members)})
+                await comm.write({"held": _described(hold.members, self.calls), "scheduler": job_identity()})
             changed = asyncio.ensure_future(hold.changed.wait())
             await asyncio.wait([ended, changed], return_when=asyncio.FIRST_COMPLETED)
             changed.cancel()
@@ -178,14 +188,15 @@ class Holds:
         A request of many workers would wait for ever if later ones took the workers that become free. A program that
         holds other workers waits for no earlier request: that one may wait for these. For the same reason such a
         program gets workers whose job must end, if that job waits for a program anyway. Nothing is reserved for a
-        request of more workers than there are now, because they may never come.
+        request of more workers than there are now, because they may never come. Workers on which calls of earlier
+        programs still run come last: their GPUs have other work.
         """
         if not self.waiting():  # this runs each second, also with thousands of workers
             return
         now = time.monotonic()
         staying = {ws for ws in self.scheduler.running if self.leaving.get(str(ws.name), 0.0) < now}
-        waited_for = {_place(ws)[0] for ws in self.scheduler.running if self.held(ws)}
-        inner = staying | {ws for ws in self.scheduler.running if _place(ws)[0] in waited_for}
+        waited_for = {_job_and_node(ws)[0] for ws in self.scheduler.running if self.held(ws)}
+        inner = staying | {ws for ws in self.scheduler.running if _job_and_node(ws)[0] in waited_for}
         free, reserved = {ws for ws in self.scheduler.running if not self.held(ws)}, set[Any]()
         for hold in sorted(self._holds, key=lambda hold: not hold.nested):
             if hold.members:
@@ -194,7 +205,9 @@ class Holds:
             fitting = [ws for ws in may_have if _fits(ws, hold.size["resources"])]
             left = [ws for ws in fitting if hold.nested or ws not in reserved]
             if len(left) >= hold.size["workers"]:
-                hold.members = _in_few_jobs(left)[: hold.size["workers"]]
+                order = _in_few_jobs([ws for ws in left if not self.calls(ws)])
+                order += _in_few_jobs([ws for ws in left if self.calls(ws)])
+                hold.members = order[: hold.size["workers"]]
                 hold.changed.set()
                 self._count()
                 free.difference_update(hold.members)
@@ -233,11 +246,21 @@ class Holds:
     def _fail_tasks_of(self, lost: WorkerState, gone: Set[str]) -> None:
         """Let the tasks fail that may run on lost members only."""
         error = ClusterError(f"{lost_words(str(lost.name), _job_of(lost))}, and this task may run there only")
-        stimulus = f"hpcgpu-hold-{time.time()}"
         for ts in list(self.scheduler.unrunnable):
             if ts.worker_restrictions and set(ts.worker_restrictions) <= gone:
-                ts.exception_blame, ts.exception, ts.exception_text = ts, pickle.dumps(error), str(error)
-                self.scheduler.transitions({ts.key: "erred"}, stimulus)
+                lost_results.fail(self.scheduler, ts, error, str(error))
+
+
+def are_of_kind(requested: Mapping[str, float], resources: Mapping[str, float], gpus: int) -> bool:
+    """Whether workers with these resources and GPUs have what a program requests; nothing: a GPU."""
+    return all(resources.get(name, 0) >= amount for name, amount in requested.items()) if requested else bool(gpus)
+
+
+def none_words(requested: Mapping[str, float]) -> str:
+    """Return the sentence that a cluster has no workers of the requested kind."""
+    if requested:
+        return "no worker group has workers of this kind; `add_worker_group` adds one"
+    return f"no worker group has workers with a GPU; {HOLDS_OTHERS}"
 
 
 def lost_words(worker: str, job: Mapping[str, Any] | None) -> str:
@@ -257,44 +280,63 @@ def _node_of(ws: WorkerState) -> str:
 
 def _fits(ws: WorkerState, resources: Mapping[str, float]) -> bool:
     """Whether a worker is of the requested kind."""
-    if not resources:
-        return bool(int(ws.extra.get(GPUS) or 0))
-    return all((ws.resources or {}).get(name, 0) >= amount for name, amount in resources.items())
+    return are_of_kind(resources, ws.resources or {}, int(ws.extra.get(GPUS) or 0))
 
 
-def _place(ws: WorkerState) -> tuple[str, str]:
+def _job_and_node(ws: WorkerState) -> tuple[str, str]:
     return str((_job_of(ws) or {}).get("name", "")), _node_of(ws)
 
 
+def _in_order(text: str) -> list[str | int]:
+    """Return a key that sorts names by the numbers in them: demo-2 before demo-10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text)]
+
+
+def _end_of(ws: WorkerState) -> float:
+    """Return the end of the walltime of a worker's job, epoch seconds; infinite if it is not known."""
+    end = (_job_of(ws) or {}).get("ends")
+    return math.inf if end is None else float(end)
+
+
 def _in_few_jobs(free: list[WorkerState]) -> list[WorkerState]:
-    """Return workers so that the first ones are in as few jobs and nodes as possible."""
+    """Return workers so that the first ones are in as few jobs and nodes as possible, and these end last."""
     places = defaultdict[tuple[str, str], list[Any]](list)
-    jobs = defaultdict[str, int](int)
+    jobs = defaultdict[str, list[Any]](list)
     for ws in free:
-        places[_place(ws)].append(ws)
-        jobs[_place(ws)[0]] += 1
-    order = sorted(places, key=lambda place: (-jobs[place[0]], place[0], -len(places[place]), place[1]))
-    return [ws for place in order for ws in sorted(places[place], key=lambda ws: str(ws.name))]
+        places[_job_and_node(ws)].append(ws)
+        jobs[_job_and_node(ws)[0]].append(ws)
+    ends = {job: min(map(_end_of, there)) for job, there in jobs.items()}
+
+    def key(place: tuple[str, str]) -> tuple[Any, ...]:
+        job, node = place
+        return -len(jobs[job]), -ends[job], _in_order(job), -len(places[place]), _in_order(node)
+
+    return [ws for place in sorted(places, key=key) for ws in sorted(places[place], key=_by_name)]
 
 
-def _described(members: list[WorkerState]) -> list[HeldWorkerInfo]:
-    """Return the members in the order of their ranks: those of a node follow each other."""
-    order = sorted(members, key=lambda ws: (*_place(ws), len(str(ws.name)), str(ws.name)))
-    on_node = defaultdict[tuple[str, str], int](int)
+def _by_name(ws: WorkerState) -> list[str | int]:
+    return _in_order(str(ws.name))
+
+
+def _described(members: list[WorkerState], calls: Callable[[WorkerState], list[str]]) -> list[HeldWorkerInfo]:
+    """Return the members in the order of their ranks: those of a node follow each other, whatever their jobs."""
+    order = sorted(members, key=lambda ws: (*map(_in_order, (_node_of(ws), _job_and_node(ws)[0])), _by_name(ws)))
+    on_node = defaultdict[str, int](int)
     found = []
     for rank, ws in enumerate(order):
-        place = _place(ws)
+        node = _node_of(ws)
         found.append(
             HeldWorkerInfo(
                 address=ws.address,
                 name=str(ws.name),
+                calls=list(calls(ws)),
                 job=dict(_job_of(ws) or {}),
-                node=_node_of(ws),
+                node=node,
                 host=ws.host,
                 rank=rank,
-                local_rank=on_node[place],
+                local_rank=on_node[node],
                 world_size=len(order),
             )
         )
-        on_node[place] += 1
+        on_node[node] += 1
     return found

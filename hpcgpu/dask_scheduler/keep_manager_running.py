@@ -67,8 +67,8 @@ class ManagerProcess:
         #: Held while the process is started or replaced.
         self._changing = asyncio.Lock()
         self._problem, self._manager_then = "", 0
-        #: A manager that has not sent a heartbeat yet, and the seconds in which one could have been heard.
-        self._unheard, self._silence = 0, 0.0
+        #: A manager that has not sent a heartbeat yet, and the seconds in which one could have been received.
+        self._silent, self._silence = 0, 0.0
 
     @property
     def problem(self) -> str:
@@ -83,7 +83,7 @@ class ManagerProcess:
     async def begin_if_wanted(self) -> None:
         """Begin if the scheduler job must run a manager while no other program manages the cluster."""
         with contextlib.suppress(OSError):
-            if (await in_thread(self.directory.wanted)).unattended:
+            if (await in_thread(self.directory.wanted)).manager_in_scheduler_job:
                 self.begin()
 
     async def start(self) -> str:
@@ -175,15 +175,15 @@ class ManagerProcess:
             wanted, latest = await in_thread(lambda: (self.directory.wanted(), self.directory.manager()))
         except OSError:  # not known now
             return False
-        if not wanted.unattended or wanted.closing:
+        if not wanted.manager_in_scheduler_job or wanted.closing:
             return False
         if latest is None or latest.left or latest.in_scheduler_job:  # that of an earlier scheduler job has ended
             return True
         if latest.number <= self._lease.manager:
             return not self._lease.present
-        if latest.number != self._unheard:
-            self._unheard, self._silence = latest.number, 0.0
-        # Count checks, not the clock: a scheduler that was suspended has heard nobody.
+        if latest.number != self._silent:
+            self._silent, self._silence = latest.number, 0.0
+        # Count checks, not the clock: a scheduler that was suspended has received nothing.
         self._silence += _CHECK
         return self._silence > _TAKE_OVER
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 async def lose(scheduler: Scheduler, leaving: Set[WorkerState], why: str) -> None:
-    """Remove workers, and let clients know which results are lost.
+    """Remove workers, and report to clients which results are lost.
 
     The futures of results that Dask can compute again raise `ClusterError`; ``client.retry`` computes them again.
     Futures of data that a client has sent are cancelled, and so are the futures of tasks that need this data. A client

@@ -50,7 +50,7 @@ class LostWorkers:
         self._crashed: set[str] = set()
 
     def record(self, ws: WorkerState, tasks: Collection[Any]) -> None:
-        """Record the tasks of a lost worker. A crash of the worker and the end of its job look alike at first."""
+        """Record the tasks of a lost worker, whose job may have ended or not: that is known later."""
         if tasks:
             now = time.monotonic()
             self._lost = {name: loss for name, loss in self._lost.items() if now - loss[0] < CHARGEABLE}

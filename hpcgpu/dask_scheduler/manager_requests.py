@@ -27,13 +27,13 @@ class Requests:
         self._numbers = itertools.count(1)
         self._waiting: asyncio.Queue[ScalingRequest] = asyncio.Queue(_WAITING)
         self._answers: dict[int, asyncio.Future[str]] = {}
-        self._taker = 0
-        #: Seconds since its last query, of those in which one could be heard.
+        self._reader = 0
+        #: Seconds since its last query, of those in which one could be received.
         self._silence = 0.0
 
-    def taken_by(self, manager: int) -> bool:
+    def accepted_by(self, manager: int) -> bool:
         """Whether this manager accepts requests: it waits for one now, or will do so in a moment."""
-        return manager == self._taker and self._silence < 2 * REQUEST_WAIT
+        return manager == self._reader and self._silence < 2 * REQUEST_WAIT
 
     def step(self, seconds: float) -> None:
         """Count so many seconds without a query; see `ManagerLease`."""
@@ -59,12 +59,12 @@ class Requests:
 
     async def next_request(self, manager: int) -> ScalingRequest | None:
         """Wait for a request; None if none came within `REQUEST_WAIT`."""
-        self._taker, self._silence = manager, 0.0
+        self._reader, self._silence = manager, 0.0
         try:
             async with asyncio.timeout(REQUEST_WAIT):
                 while True:
                     request = await self._waiting.get()
-                    if manager != self._taker:  # another manager has taken over: the request is for that one
+                    if manager != self._reader:  # another manager has taken over: the request is for that one
                         self._waiting.put_nowait(request)
                         return None
                     if request["number"] in self._answers:  # the program that sent it still waits

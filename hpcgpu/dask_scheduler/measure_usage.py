@@ -69,6 +69,10 @@ class _Seen:
         self.sent = 0
 
 
+def _usage_of(own: JobIdentity, **known: Any) -> JobUsage:
+    return JobUsage(id=own["id"], name=own["name"], began=own["began"], **known)
+
+
 class Usage:
     """The present work of all workers, and the past work of each job's workers.
 
@@ -96,11 +100,9 @@ class Usage:
         """Start sampling; an event loop must run."""
         self._sampling.start()
 
-    def keep(self, directory: ClusterDirectory, own: JobIdentity | None) -> None:
+    def write_into(self, directory: ClusterDirectory, own: JobIdentity | None) -> None:
         """Write into a cluster directory from now on; `own` is the scheduler's job."""
-        self._file = _File(
-            directory, JobUsage(kind="scheduler", firsts=[time.time()], **own) if own is not None else None
-        )
+        self._file = _File(directory, _usage_of(own, kind="scheduler", firsts=[time.time()]) if own else None)
         self._writing = asyncio.ensure_future(self._write_again(self._file))
 
     async def stop(self) -> None:
@@ -201,9 +203,7 @@ class Usage:
         if not identity:  # a person started this worker
             return None
         jobs = self._file.jobs if self._file is not None else {}
-        job = jobs.setdefault(
-            identity["id"], JobUsage(id=identity["id"], name=identity["name"], began=identity["began"])
-        )
+        job = jobs.setdefault(identity["id"], _usage_of(identity))
         job.began = min(filter(None, (job.began, identity["began"])), default=None)  # nodes of a job start one by one
         model = ws.extra.get(METRIC) or {}
         job.model, job.memory_total = model.get("model", ""), model.get("memory_total")

@@ -146,12 +146,12 @@ class PublishedDatasets:
         keys = frozenset(future.key for future in futures)
         if not keys:
             return
-        place = versions.place(path, name)
-        if self._saved.get(name) == keys and versions.numbered(place):  # somebody may have removed it
+        directory = versions.directory_of(path, name)
+        if self._saved.get(name) == keys and versions.numbered(directory):  # somebody may have removed it
             return
         if not all(client.who_has(futures).values()):
             return  # it is still computed: the next save may have it
         at_a_time = max(1, len(self._scheduler.workers) // _SHARE)
-        to = Destination(directory=place, quiet=True, at_a_time=at_a_time, cluster=self.directory)
+        to = Destination(directory=directory, quiet=True, at_a_time=at_a_time, cluster=self.directory)
         save(client, data, to)
         self._saved[name] = keys

@@ -53,6 +53,8 @@ class HeldWorkerInfo(TypedDict):
 
     address: str
     name: str
+    #: The names of earlier calls that still run on it.
+    calls: list[str]
     #: As `hpcgpu.runtime.job_identity.JobIdentity`; empty if a person started the worker.
     job: dict[str, Any]
     node: str
@@ -150,13 +152,16 @@ class GroupState(TypedDict):
     maximum_gpu_hours: float | None
     #: Seconds that its jobs usually wait; null if none has started yet.
     usual_wait: float | None
+    gpus_per_node: int
+    #: Of each of its workers.
+    resources: dict[str, float]
 
 
 class RequestAnswer(TypedDict):
     """The answer to a request to the manager."""
 
     #: Whether a manager accepts requests.
-    taken: bool
+    accepted: bool
     #: What is wrong with the request; empty if it was carried out.
     error: str
 

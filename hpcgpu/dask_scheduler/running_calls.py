@@ -2,7 +2,7 @@
 
 Dask's scheduler does not count such calls. A worker counts the calls that it runs (`hpcgpu.dask_worker.count_calls`),
 and reports the number with its heartbeats. It sends no heartbeats while a plain function runs on its event loop. So the
-scheduler counts the calls that it passes on.
+scheduler counts the calls of clients that it passes on to workers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import pickletools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from distributed.utils import All
 from tornado.ioloop import PeriodicCallback
 
 from hpcgpu.dask_worker.count_calls import METRIC, OPERATIONS
+from hpcgpu.dask_worker.run_ranked import run_ranked
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _READ = 100_000
 #: Least seconds without a heartbeat after which the nanny of a worker with a call is queried; seconds for the answer.
 _SILENT, _ANSWER = 1.0, 10.0
+#: Seconds after the failure of a call on one worker in which the others answer, or their loss is noticed.
+_SETTLES = 2.0
 
 
 class Calls:
@@ -35,7 +38,6 @@ class Calls:
     Parameters
     ----------
     scheduler : distributed.Scheduler
-        Its method `broadcast` is replaced: `Scheduler.proxy` and plugins use it too.
     held : callable
         Whether a program holds a worker. That counts as a call.
     """
@@ -44,9 +46,7 @@ class Calls:
         self.scheduler, self._held = scheduler, held
         #: The names of the calls that were passed on to each worker and are not answered yet.
         self._forwarded: dict[str, list[str]] = {}
-        self._broadcast = scheduler.broadcast
-        scheduler.broadcast = self.broadcast
-        self.silent = PeriodicCallback(self.see_silent, _SILENT * 1000)
+        self.silent = PeriodicCallback(self.query_silent_workers, _SILENT * 1000)
 
     def running(self, ws: WorkerState) -> int:
         """Return how many calls a worker runs, as far as the scheduler knows."""
@@ -57,7 +57,16 @@ class Calls:
         known = self._forwarded.get(ws.address, [])
         return known + [""] * (int(ws.metrics.get(METRIC) or 0) - len(known))
 
-    async def see_silent(self) -> None:
+    def forwarded(self, ws: WorkerState) -> list[str]:
+        """Return the names of the calls that were passed on to a worker and are not answered yet."""
+        return self._forwarded.get(ws.address, [])
+
+    async def calls(self, workers: Collection[str]) -> dict[str, list[str]]:
+        """Return which calls that were passed on still run on these workers: names of calls by the name of a worker."""
+        known = [self.scheduler.workers[address] for address in workers if address in self.scheduler.workers]
+        return {str(ws.name): list(self.forwarded(ws)) for ws in known if self.forwarded(ws)}
+
+    async def query_silent_workers(self) -> None:
         """Count a worker as seen if its nanny answers while a call blocks the event loop and so its heartbeats.
 
         Dask would end such a worker, and the call, after ``distributed.scheduler.worker-ttl``. If the process of a
@@ -78,34 +87,71 @@ class Calls:
         )
 
     async def broadcast(
-        self, *, msg: dict[str, Any], workers: Any = None, hosts: Any = None, **options: Any
+        self,
+        *,
+        msg: dict[str, Any],
+        workers: Any = None,
+        hosts: Any = None,
+        until_failure: bool = False,
+        **options: Any,
     ) -> dict[str, Any]:
-        """Send a message to workers as `Scheduler.broadcast` does; count it as a call until a worker answers."""
+        """Send a message to workers as `Scheduler.broadcast` does; count it as a call until a worker answers.
+
+        With `until_failure`, return the answers in their order: all, or those that are there soon after one failed. The
+        others may wait for that one for ever.
+        """
         if msg.get("op") not in OPERATIONS:
-            answers: dict[str, Any] = await self._broadcast(msg=msg, workers=workers, hosts=hosts, **options)
+            answers: dict[str, Any] = await self.scheduler.broadcast(msg=msg, workers=workers, hosts=hosts, **options)
             return answers
         known = self.scheduler.host_info
         addresses = list(workers) if workers is not None else [] if hosts is not None else list(self.scheduler.workers)
         addresses += [address for host in hosts or () for address in known.get(host, {}).get("addresses", ())]
 
         name = _function_name(msg.get("function"))
+        if name == run_ranked.__name__:  # the user's function is its first argument
+            name = _function_name(bytes((msg.get("args") or b"")[:_READ]))
 
         async def forward(address: str) -> dict[str, Any]:
             calls = self._forwarded.setdefault(address, [])
             calls.append(name)
             try:
-                answer: dict[str, Any] = await self._broadcast(msg=msg, workers=[address], **options)
+                answer: dict[str, Any] = await self.scheduler.broadcast(msg=msg, workers=[address], **options)
                 return answer
             finally:
                 calls.remove(name)
                 if not calls and self._forwarded.get(address) is calls:
                     del self._forwarded[address]
 
-        return {
-            address: answer
-            for one in await All([forward(address) for address in addresses])
-            for address, answer in one.items()
-        }
+        calls = [forward(address) for address in addresses]
+        answered = await (_until_failure(calls) if until_failure else All(calls))
+        return {address: answer for one in answered for address, answer in one.items()}
+
+
+#: The calls of which nobody reads the answer any more; asyncio does not keep them.
+_unread: set[asyncio.Future[dict[str, Any]]] = set()
+
+
+async def _until_failure(calls: Iterable[Coroutine[Any, Any, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return answers in the order in which they come: all, or those that come within `_SETTLES` after a failure."""
+    answers: list[dict[str, Any]] = []
+    running = {asyncio.ensure_future(call) for call in calls}
+    ended = asyncio.Queue[asyncio.Future[dict[str, Any]]]()
+    _unread.update(running)
+    for call in running:
+        call.add_done_callback(_unread.discard)
+        call.add_done_callback(ended.put_nowait)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(None) as limit:
+            while len(answers) < len(running):
+                answers.append((await ended.get()).result())
+                if limit.when() is None and any(_failed(answer) for answer in answers[-1].values()):
+                    limit.reschedule(asyncio.get_running_loop().time() + _SETTLES)
+    return answers
+
+
+def _failed(answer: Any) -> bool:
+    """Whether a worker has answered that a call failed, or cannot be reached: then the answer is a pickled error."""
+    return isinstance(answer, bytes) or answer["status"] == "error"
 
 
 def _function_name(function: object) -> str:

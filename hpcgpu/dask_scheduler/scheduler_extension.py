@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import distributed.scheduler
-import distributed.versions
 from distributed.comm import Comm
 from distributed.core import Status, error_message
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -43,7 +42,7 @@ from hpcgpu.dask_scheduler.running_calls import Calls
 from hpcgpu.dask_scheduler.suspended_time import SuspendedTime
 from hpcgpu.dask_scheduler.worker_stream import WorkerStream, describe
 from hpcgpu.dask_worker import accept_tasks
-from hpcgpu.fabric.guarded_listener import HAS_GPU
+from hpcgpu.fabric.authenticating_listener import HAS_GPU
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime import dashboard_access, results_in_host_memory
 from hpcgpu.software import compare_environments
@@ -81,7 +80,6 @@ def install(
     results_in_host_memory.register()
     data_recipients.install()
     distributed.scheduler.error_message = _error_message
-    distributed.versions.error_message = _version_differences
     extension = Extension(scheduler, lease, released)
     scheduler.add_plugin(extension)
     dashboard_access.serve_workers(scheduler)
@@ -97,19 +95,6 @@ def _error_message(error: BaseException, *arguments: Any, **options: Any) -> Any
     It replaces distributed's function with which the scheduler makes error messages.
     """
     return error_message(results_in_host_memory.with_advice(error), *arguments, **options)
-
-
-#: distributed's own function. It visits all workers for each package, and the scheduler calls it for each new worker.
-_all_version_differences = distributed.versions.error_message
-
-
-def _version_differences(scheduler: Any, workers: dict[str, Any], *arguments: Any, **options: Any) -> Any:
-    """Compare versions as distributed does, but with one worker for all workers that have the same versions."""
-    different: dict[str, Any] = {}
-    for name, versions in workers.items():
-        if versions not in different.values():
-            different[name] = versions
-    return _all_version_differences(scheduler, different, *arguments, **options)
 
 
 class Extension(SchedulerPlugin):  # type: ignore[misc]
@@ -133,19 +118,20 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._sent_workers, self._sent_loads = Sent(), Sent()
         self.holds = Holds(scheduler)
         self.calls = Calls(scheduler, self.holds.held)
+        self.holds.calls = self.calls.forwarded
         self.usage = Usage(scheduler, self.calls)
         self.suspended = SuspendedTime(scheduler)
         self.repeated = (
             PeriodicCallback(lambda: tasks_waiting_for_resources.move_waiting(scheduler), _MOVES * 1000),
             PeriodicCallback(self.lost_workers.remove_silent, _REMOVALS * 1000),
-            PeriodicCallback(self.see_work, _WORK * 1000),
+            PeriodicCallback(self.record_work, _WORK * 1000),
             PeriodicCallback(self.holds.assign, _WORK * 1000),
             PeriodicCallback(lambda: self.lease.step(_STEP), _STEP * 1000),
             PeriodicCallback(lambda: self.requests.step(_STEP), _STEP * 1000),
             self.calls.silent,
         )
         scheduler.handlers |= self._handlers()
-        data_recipients.place_writes(scheduler)
+        data_recipients.save_where_results_are(scheduler)
         place_in_few_jobs.install(scheduler, self.lease.jobs_that_stay)
 
     def _handlers(self) -> dict[str, Callable[..., Any]]:
@@ -161,6 +147,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             "hpcgpu_keep": self.keep,
             "hpcgpu_runs": self.runs,
             "hpcgpu_hold": self.holds.hold,
+            "hpcgpu_workers_of_job": self.holds.workers_of_job,
+            "hpcgpu_calls": self.calls.calls,
             "hpcgpu_will_leave": self.will_leave,
             "hpcgpu_refuse_tasks": self.refuse_tasks,
             "hpcgpu_resume": self.resume,
@@ -191,13 +179,13 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     async def request(self, command: dict[str, Any]) -> RequestAnswer:
         """Let the manager of the cluster scale it, if a manager accepts requests."""
-        if not self.lease.present or not self.requests.taken_by(self.lease.manager):
-            return RequestAnswer(taken=False, error="")
+        if not self.lease.present or not self.requests.accepted_by(self.lease.manager):
+            return RequestAnswer(accepted=False, error="")
         try:
             error = await self.requests.request(command)
         except TimeoutError:
             error = "the program that manages the cluster does not answer. It may still do what was requested"
-        return RequestAnswer(taken=True, error=error)
+        return RequestAnswer(accepted=True, error=error)
 
     async def manage(self) -> str:
         """Start the manager that runs in the scheduler job.
@@ -242,11 +230,11 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._stream.report("remove", worker)
         self.holds.removed(worker)
 
-    async def workers(self, known: str = "") -> WorkerChanges:
+    async def workers(self, version: str = "") -> WorkerChanges:
         """Return the workers: only the changes since the version that the manager has."""
         workers = {ws.address: describe(ws) for ws in self.scheduler.workers.values()}
         return WorkerChanges(
-            scheduler=self.scheduler.identity(n_workers=0), workers=self._sent_workers.changed_since(workers, known)
+            scheduler=self.scheduler.identity(n_workers=0), workers=self._sent_workers.changed_since(workers, version)
         )
 
     def transition(self, key: Any, start: str, finish: str, *arguments: Any, **about: Any) -> None:
@@ -261,7 +249,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         workers = self.scheduler.workers.values()
         return self.holds.waiting() or any(self.calls.running(ws) or self.usage.computes(ws) for ws in workers)
 
-    def see_work(self) -> None:
+    def record_work(self) -> None:
         """Restart the time without work, after which `idle_timeout` ends the cluster, if there is such work."""
         if self.works():
             self.scheduler.idle_since = None
@@ -270,7 +258,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         """Return how many workers accept tasks."""
         return len(self.scheduler.running)
 
-    async def load(self, known: str = "") -> LoadChanges:
+    async def load(self, version: str = "") -> LoadChanges:
         """Return the load: only the changes since the version that the manager has."""
         sample = math.ceil(_SAMPLE_HELD / max(1, len(self.scheduler.workers)))
         fits = {ws: tasks_waiting_for_resources.at_once(ws, sample) for ws in self.scheduler.workers.values()}
@@ -292,7 +280,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             for ws in fits
         }
         return LoadChanges(
-            workers=self._sent_loads.changed_since(workers, known),
+            workers=self._sent_loads.changed_since(workers, version),
             waiting=self._waiting(),
             holds=self.holds.requested(),
         )
@@ -332,7 +320,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
         These workers still take tasks. The end of the job waits for the program.
         """
-        return self.holds.leave(names)
+        return self.holds.mark_leaving(names)
 
     async def unfinished(self, names: Iterable[str]) -> dict[str, int]:
         """Return how many tasks and calls retiring workers still execute, by name.
@@ -386,7 +374,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             if str(ws.name) in wanted and ws.status == Status.closing_gracefully:
                 self._leaving_since.pop(str(ws.name), None)
                 accept_tasks.order(self.scheduler, ws, accepts=True)
-        self.holds.stay(wanted)
+        self.holds.unmark_leaving(wanted)
 
     async def lose(self, names: Iterable[str], why: str) -> None:
         """Remove workers; futures of results that only they had do not wait, but raise an error with the reason."""
@@ -405,7 +393,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     async def broadcast(self, comm: Comm, serializers: list[str] | None = None, **arguments: Any) -> Any:
         """Run a function on workers as `Scheduler.broadcast` does, with results as in `gather`; it counts as work."""
-        return await self.scheduler.broadcast(serializers=self._serializers(comm, serializers), **arguments)
+        return await self.calls.broadcast(serializers=self._serializers(comm, serializers), **arguments)
 
     def _serializers(self, comm: Comm, chosen: list[str] | None) -> list[str] | None:
         if chosen is not None or comm.local_address.startswith("ucx"):

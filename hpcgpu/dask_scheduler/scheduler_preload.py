@@ -116,7 +116,7 @@ def _join(scheduler: Scheduler, directory: ClusterDirectory) -> Extension:
     extension = install(scheduler, lease, lambda: not directory_exists(directory, token) or directory.detached)
     extension.manager_process = ManagerProcess(directory, job_id, extension.lease)
     extension.datasets = PublishedDatasets(scheduler, directory)
-    extension.usage.keep(directory, job_identity())
+    extension.usage.write_into(directory, job_identity())
     return extension
 
 
@@ -124,7 +124,7 @@ async def _restore(scheduler: Scheduler, directory: ClusterDirectory, extension:
     """Give a scheduler what is kept of an earlier one, and then publish the contact."""
     with _ending_if_it_fails(directory):
         await scheduler  # it has started
-        await in_thread(kept.give, scheduler, directory)
+        await in_thread(kept.restore, scheduler, directory)
         await in_thread(check_alone, directory, os.environ["HPCGPU_SCHEDULER_JOB"])  # it took seconds
         _begin_service(scheduler, directory, extension)
 
@@ -152,7 +152,8 @@ def _begin_service(scheduler: Scheduler, directory: ClusterDirectory, extension:
         ) from error
     extension.dashboard = asyncio.create_task(add_dashboard(scheduler, extension.usage.gpus, directory.path.name))
     extension.datasets.begin()
-    if directory.wanted().unattended:  # after the contact: later requests find the contact, and go to the scheduler
+    # after the contact: later requests find the contact, and go to the scheduler
+    if directory.wanted().manager_in_scheduler_job:
         extension.manager_process.begin()
 
 

@@ -1,8 +1,8 @@
 """Lets the time in which the scheduler was suspended count neither as silence of workers nor as time without work.
 
-A process that is suspended hears nobody, and the clock goes on. When it continues, Dask would check the time before it
-reads what came meanwhile: it would restart all workers, and lose their results (``distributed.scheduler.worker-ttl``),
-or end a cluster that has just got work (``idle-timeout``).
+A process that is suspended receives nothing, and the clock goes on. When it continues, Dask would check the time before
+it reads what came meanwhile: it would restart all workers, and lose their results
+(``distributed.scheduler.worker-ttl``), or end a cluster that has just got work (``idle-timeout``).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def describe(ws: WorkerState) -> dict[str, Any]:
-    """Return what a manager needs to know of a worker, without the values that change with each heartbeat."""
+    """Return what a manager needs of a worker, without the values that change with each heartbeat."""
     facts: dict[str, Any] = ws.identity()
     del facts["metrics"], facts["last_seen"]
     facts["resources"] = dict(facts["resources"])  # distributed changes its dictionary in place

@@ -101,8 +101,8 @@ class Progress:
 
     REPEAT = 60.0
     CHANGE = 10.0
-    #: When a wait of this process has last looked at what it waits for; None while there is none.
-    looked: ClassVar[float | None] = None
+    #: When a wait of this process has last checked what it waits for; None while there is none.
+    last_check: ClassVar[float | None] = None
 
     def __init__(self, quiet: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.quiet = quiet
@@ -121,7 +121,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        Progress.looked = None
+        Progress.last_check = None
         if self._live is not None:
             self._live.stop()
         if self._cell is not None and self._what:  # the line stays in the cell, so it must remain true
@@ -136,7 +136,7 @@ class Progress:
         printed when `what` changes, when `detail` changes in more than its numbers (at most every 10 s), and every
         minute.
         """
-        Progress.looked = time.monotonic()
+        Progress.last_check = time.monotonic()
         if self.quiet:
             return
         line, self._what = printable(f"{what}: {detail}" if detail else what), printable(what)

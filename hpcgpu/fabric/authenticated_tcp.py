@@ -27,7 +27,7 @@ from tornado.iostream import IOStream, StreamClosedError
 
 from hpcgpu.errors import AuthenticationError
 from hpcgpu.fabric import ucx_authentication
-from hpcgpu.fabric.guarded_listener import Comm, GuardedListener
+from hpcgpu.fabric.authenticating_listener import AuthenticatingListener, Comm
 from hpcgpu.fabric.ucx_authentication import OWN_HOST, signed_address
 from hpcgpu.fabric.unauthenticated_connections import time_limit
 
@@ -86,11 +86,15 @@ class _Connector(tcp.TCPConnector):  # type: ignore[misc]
         return comm.add_to_handshake(connection_args)
 
 
-class _Listener(GuardedListener, tcp.TCPListener):  # type: ignore[misc]
+class _Listener(AuthenticatingListener):
     prefix = f"{_SCHEME}://"
+    comm_class = tcp.TCP
 
     def __init__(self, address: str, *arguments: Any, **named: Any) -> None:
-        self._key = _key(named, self.prefix + address)
+        where = self.prefix + address
+        if named.get("require_encryption"):
+            raise RuntimeError(f"encryption required by Dask configuration, refusing communication from/to {where!r}")
+        self._key = _key(named, where)
         if named.get("default_host") is None and OWN_HOST in os.environ:
             named["default_host"] = os.environ[OWN_HOST]
         super().__init__(address, *arguments, **named)

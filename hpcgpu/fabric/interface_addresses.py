@@ -27,7 +27,7 @@ def every_address() -> set[str]:
     return {entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)}
 
 
-def reaching(address: str) -> set[str]:
+def interfaces_of_network(address: str) -> set[str]:
     """Return the interfaces whose network contains an IPv4 address."""
     found = set()
     for name, entries in psutil.net_if_addrs().items():
@@ -53,11 +53,28 @@ def missing(interface: str, present: Mapping[str, str]) -> str:
 
 def default_interface(present: Mapping[str, str]) -> str | None:
     """Return the interface of the default route. Most likely, other machines reach this one through it."""
+    own = _address_towards("192.0.2.1")  # for documentation (RFC 5737)
+    return next((name for name, address in present.items() if address == own), None)
+
+
+def towards(address: str) -> str | None:
+    """Return the interface on which a worker listens whose scheduler has this IPv4 address, also behind a router.
+
+    Dask chooses it in the same way (`distributed.utils.get_ip`); None if it is not known.
+    """
+    try:
+        own = _address_towards(str(ipaddress.IPv4Address(address)))
+    except ValueError:
+        return None
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, entries in interfaces for entry in entries if entry.address == own), None)
+
+
+def _address_towards(address: str) -> str | None:
+    """Return the address of this machine from which it reaches another one; None if it has no way there."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # a datagram socket sends nothing on connect; the address is for documentation (RFC 5737)
-            probe.connect(("192.0.2.1", 9))
+            probe.connect((address, 9))  # a datagram socket sends nothing on connect
         except OSError:
             return None
-        own = probe.getsockname()[0]
-    return next((name for name, address in present.items() if address == own), None)
+        return str(probe.getsockname()[0])

@@ -12,7 +12,7 @@ from typing import Any
 from distributed.security import Security
 
 from hpcgpu.fabric import authenticated_tcp, tls_connections, ucx_authentication
-from hpcgpu.fabric.guarded_listener import HAS_GPU
+from hpcgpu.fabric.authenticating_listener import HAS_GPU
 from hpcgpu.fabric.node_gpus import gpus_on_node
 
 

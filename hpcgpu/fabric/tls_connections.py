@@ -36,7 +36,7 @@ from distributed.comm.registry import backends
 from tornado.iostream import IOStream, SSLIOStream
 
 from hpcgpu.fabric import certificate_errors
-from hpcgpu.fabric.guarded_listener import Comm, GuardedListener
+from hpcgpu.fabric.authenticating_listener import AuthenticatingListener, Comm
 from hpcgpu.fabric.unauthenticated_connections import time_limit
 
 
@@ -188,10 +188,16 @@ def _left(error: OSError) -> bool:
     return isinstance(error, ended | ConnectionError) or error.errno == errno.ENOTCONN
 
 
-class _Listener(GuardedListener, tcp.TLSListener):  # type: ignore[misc]
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+class _Listener(AuthenticatingListener):
+    prefix = "tls://"
+    comm_class = tcp.TLS
+
+    def __init__(self, address: str, *arguments: Any, **named: Any) -> None:
         _use_socket(named)
-        super().__init__(*arguments, **named)
+        if (context := named.get("ssl_context")) is None:
+            raise TypeError(f"tls://{address}: this program has no certificate: use the security of the cluster")
+        super().__init__(address, *arguments, **named)
+        self._context: ssl.SSLContext = context
         self._limit = time_limit()
 
     async def admit(self, stream: IOStream, address: str) -> IOStream | None:
@@ -227,9 +233,7 @@ class _Listener(GuardedListener, tcp.TLSListener):  # type: ignore[misc]
         traceback.
         """
         stream.socket.getpeername()  # raises after a reset; `wrap_socket` would raise too, but leave a socket open
-        wrapped = self.server_args["ssl_options"].wrap_socket(
-            stream.socket, server_side=True, do_handshake_on_connect=False
-        )
+        wrapped = self._context.wrap_socket(stream.socket, server_side=True, do_handshake_on_connect=False)
         return SSLIOStream(wrapped, max_buffer_size=stream.max_buffer_size, read_chunk_size=stream.read_chunk_size)
 
 

@@ -2,7 +2,7 @@
 
 A peer outside the cluster is refused before distributed reads anything from it.
 
-Each side proves that it knows the cluster's key, by three raw messages of fixed size, before distributed reads a frame,
+Each side proves that it has the cluster's key, by three raw messages of fixed size, before distributed reads a frame,
 because reading a frame unpickles it. The key is never sent. Nonces are fresh on both sides. The signed text contains
 the roles and the address that the connector used. So nobody can replay or reflect a message, or relay it from an
 address where a member of the cluster listened before. All later data on the connection is neither encrypted nor signed.
@@ -38,8 +38,8 @@ _MAGIC = b"hpcgpu ucx 2\0\0\0\0"
 _KEY = 32
 _NONCE = 32
 _PROOF = 32
-_PLACE = 18
-_HELLO = len(_MAGIC) + _NONCE + _PLACE
+_ADDRESS = 18
+_HELLO = len(_MAGIC) + _NONCE + _ADDRESS
 _CHALLENGE = len(_MAGIC) + _NONCE + _PROOF
 #: Seconds that the other side may take for the whole authentication.
 TIMEOUT = 10.0
@@ -93,7 +93,7 @@ class Connector:
     ----------
     key : bytes
     dialled : bytes
-        The `place` to which it connects.
+        The `signed_address` to which it connects.
     """
 
     def __init__(self, key: bytes, dialled: bytes) -> None:
@@ -110,7 +110,7 @@ class Connector:
         Raises
         ------
         AuthenticationError
-            The listener does not know the key.
+            The listener does not have the key.
         """
         magic, nonce, proof = challenge[:16], challenge[16:48], challenge[48:]
         if magic != _MAGIC or not hmac.compare_digest(proof, _proof(self._key, b"listener ", self._hello, nonce)):
@@ -129,13 +129,13 @@ class Listener:
     Parameters
     ----------
     key : bytes
-    own : collection of bytes
-        Each `place` that leads to it.
+    addresses : collection of bytes
+        Each `signed_address` that leads to it.
     """
 
-    def __init__(self, key: bytes, own: Collection[bytes]) -> None:
+    def __init__(self, key: bytes, addresses: Collection[bytes]) -> None:
         self._key = key
-        self._own = own
+        self._addresses = addresses
         self._nonce = secrets.token_bytes(_NONCE)
         self._hello = b""
 
@@ -149,7 +149,7 @@ class Listener:
         """
         if hello[:16] != _MAGIC or len(hello) != _HELLO:
             raise AuthenticationError("the peer does not authenticate itself")
-        if hello[-_PLACE:] not in self._own:
+        if hello[-_ADDRESS:] not in self._addresses:
             raise AuthenticationError(
                 "the other side connected to an address that this process does not have: somebody may be intercepting "
                 "the connection"
@@ -158,13 +158,13 @@ class Listener:
         return _MAGIC + self._nonce + _proof(self._key, b"listener ", hello, self._nonce)
 
     def check(self, proof: bytes) -> None:
-        """Raise `AuthenticationError` unless the connector knows the key."""
+        """Raise `AuthenticationError` unless the connector has the key."""
         if not hmac.compare_digest(proof, _proof(self._key, b"connector", self._hello, self._nonce)):
             raise AuthenticationError("the peer does not have the cluster's key")
 
 
 async def connect(endpoint: _Endpoint, key: bytes, dialled: bytes) -> None:
-    """Authenticate a connection that this side made, to this `place`.
+    """Authenticate a connection that this side made, to this `signed_address`.
 
     Raises
     ------
@@ -176,15 +176,15 @@ async def connect(endpoint: _Endpoint, key: bytes, dialled: bytes) -> None:
     await endpoint.send(bytearray(side.respond(await _receive(endpoint, _CHALLENGE))))
 
 
-async def accept(endpoint: _Endpoint, key: bytes, own: Collection[bytes]) -> None:
-    """Authenticate a connection that the other side made, to one of these places.
+async def accept(endpoint: _Endpoint, key: bytes, addresses: Collection[bytes]) -> None:
+    """Authenticate a connection that the other side made, to one of these addresses.
 
     Raises
     ------
     AuthenticationError
         The peer does not belong to the cluster.
     """
-    side = Listener(key, own)
+    side = Listener(key, addresses)
     await endpoint.send(bytearray(side.challenge(await _receive(endpoint, _HELLO))))
     side.check(await _receive(endpoint, _PROOF))
 

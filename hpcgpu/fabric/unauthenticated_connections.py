@@ -168,8 +168,7 @@ class Strangers:
 class _LimitedAcceptor(socket.socket):
     """A listening socket that lets in only few connections in one turn of the event loop.
 
-    In one turn tornado accepts up to 128 connections, or fewer if no more wait. So after a few connections, `accept`
-    says that no more wait.
+    After a few connections, `accept` says that no more wait, until the next turn.
     """
 
     def __init__(self, listening: socket.socket, strangers: Strangers) -> None:
@@ -193,11 +192,11 @@ class _LimitedAcceptor(socket.socket):
                 self._loop.call_later(min(wait, _PAUSE), self._open)
                 raise BlockingIOError
             self._flooding = self._strangers.flooding()
-        try:
-            return self._next()
-        except BlockingIOError:
-            self._seen = self._let_in = 0
-            raise
+            self._loop.add_callback(self._begin_turn)
+        return self._next()
+
+    def _begin_turn(self) -> None:
+        self._seen = self._let_in = 0
 
     def _next(self) -> tuple[socket.socket, Any]:
         while self._seen < _SEEN and (self._let_in < _LET_IN or self._flooding is not None):

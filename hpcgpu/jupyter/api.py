@@ -33,9 +33,9 @@ class _WithSnapshots(Handler):
 
     async def snapshot(self, directory: ClusterDirectory) -> dict[str, Any]:
         """Return a snapshot with the dashboard's address on this server."""
-        taken = await self.snapshots.get(directory)
+        snapshot = await self.snapshots.get(directory)
         link = f"{self.base_url.rstrip('/')}/hpcgpu/dashboard/{directory.path.name}/status"
-        return {**taken, "dashboard": link if taken["dashboard"] else ""}
+        return {**snapshot, "dashboard": link if snapshot["dashboard"] else ""}
 
 
 class Clusters(_WithSnapshots):
@@ -50,10 +50,10 @@ class Clusters(_WithSnapshots):
 
     async def _row(self, directory: ClusterDirectory) -> dict[str, Any]:
         try:
-            taken = await self.snapshot(directory)
+            snapshot = await self.snapshot(directory)
         except (HpcgpuError, OSError) as error:
             return _refused(directory, error)
-        return {key: value for key, value in taken.items() if key not in ("jobs", "devices")}
+        return {key: value for key, value in snapshot.items() if key not in ("jobs", "devices")}
 
     @answering
     async def post(self) -> Any:

@@ -1,4 +1,4 @@
-"""Passes messages of a page on to widgets whose kernel may be busy: see `hpcgpu.widget.inbox`."""
+"""Passes messages of a page on to widgets whose kernel may be busy: see `hpcgpu.widget.busy_kernel_inbox`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Message(Handler):
         NoCluster
             Nobody takes it: the kernel has ended, or computes without letting another thread of it run.
         """
-        content, taken = json.dumps(self.body()).encode(), b""
+        content, answer = json.dumps(self.body()).encode(), b""
         with contextlib.suppress(FileNotFoundError, ConnectionError, TimeoutError):
             await in_thread(lambda: check(self.inboxes))
             async with asyncio.timeout(_WITHIN):
@@ -40,7 +40,7 @@ class Message(Handler):
                 with contextlib.closing(writer):
                     writer.write(content)
                     writer.write_eof()
-                    taken = await reader.read()
-        if not taken:
+                    answer = await reader.read()
+        if not answer:
             raise NoCluster("the kernel does not take it")
         return {}

@@ -27,18 +27,25 @@ _NAMES = ("O_NOFOLLOW", "O_NONBLOCK", "O_NOCTTY", "O_BINARY")
 SAFE: int = functools.reduce(operator.or_, (getattr(os, name, 0) for name in _NAMES))
 
 
-def opened(path: Path) -> BufferedReader:
+def opened(path: Path, *, of_anyone: bool = False) -> BufferedReader:
     """Open a file of this user or of root for reading.
+
+    Parameters
+    ----------
+    path : Path
+    of_anyone : bool, default False
+        Whether it may belong to another user: the user has chosen it, and nothing depends on it.
 
     Raises
     ------
     OSError
         The file does not exist, cannot be read, belongs to another user, or is no regular file.
     """
-    _judge(path, os.lstat(path), {0, os.geteuid()})
+    owners = None if of_anyone else {0, os.geteuid()}
+    _judge(path, os.lstat(path), owners)
     descriptor = os.open(path, os.O_RDONLY | SAFE)
     try:
-        _judge(path, os.fstat(descriptor), {0, os.geteuid()})
+        _judge(path, os.fstat(descriptor), owners)
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -140,9 +147,9 @@ def _refresh_name(path: Path) -> bool:
     return True
 
 
-def _judge(path: Path, about: os.stat_result, owners: set[int]) -> None:
-    """Raise `OSError` unless it is a regular file of one of these owners."""
-    if about.st_uid not in owners:
+def _judge(path: Path, about: os.stat_result, owners: set[int] | None) -> None:
+    """Raise `OSError` unless it is a regular file, and belongs to one of these owners."""
+    if owners is not None and about.st_uid not in owners:
         raise OSError(errno.EPERM, f"it belongs to uid {about.st_uid}, and hpcgpu uses only your own files", str(path))
     if stat.S_ISLNK(about.st_mode):
         raise OSError(errno.ELOOP, "it is a symbolic link", str(path))

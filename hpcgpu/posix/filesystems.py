@@ -20,13 +20,13 @@ def filesystem(path: Path) -> str:
     return next((mounts[str(place)] for place in (path.resolve(), *path.resolve().parents) if str(place) in mounts), "")
 
 
-def of_all_nodes(path: Path) -> bool:
+def is_shared(path: Path) -> bool:
     """Whether other machines see the same directory; false if that is not known."""
     kind = filesystem(path)
     return bool(kind) and kind not in _OF_ONE_MACHINE
 
 
-def of_this_machine(path: Path) -> bool:
+def is_local(path: Path) -> bool:
     """Whether no other machine sees the same directory; false if that is not known."""
     return filesystem(path) in _OF_ONE_MACHINE
 

@@ -102,7 +102,7 @@ def _container(value: Any, shape: Any, where: str, surrogates: bool) -> Any:
     origin, arguments = typing.get_origin(shape), typing.get_args(shape)
     if origin is dict and isinstance(value, dict):
         keys = [convert(key, str, where, surrogates=surrogates) for key in value]
-        return {key: convert(value[key], arguments[1], _inside(where, key), surrogates=surrogates) for key in keys}
+        return {key: convert(value[key], arguments[1], _path_of(where, key), surrogates=surrogates) for key in keys}
     if origin is dict or not isinstance(value, list):
         raise _wrong(value, where)
     of_any_length = origin is list or arguments[-1] is Ellipsis
@@ -142,9 +142,9 @@ def _object(value: Any, shape: Any, where: str, surrogates: bool) -> Any:
     given = {}
     for name, one, required in _fields(shape):
         if name in value:
-            given[name] = convert(value[name], one, _inside(where, name), surrogates=surrogates)
+            given[name] = convert(value[name], one, _path_of(where, name), surrogates=surrogates)
         elif required:
-            raise ValueError(f"{_inside(where, name)} is missing")
+            raise ValueError(f"{_path_of(where, name)} is missing")
     return shape(**given)
 
 
@@ -158,7 +158,7 @@ def _fields(shape: Any) -> list[tuple[str, Any, bool]]:
     ]
 
 
-def _inside(where: str, name: str) -> str:
+def _path_of(where: str, name: str) -> str:
     return f"{where}.{name}" if where else repr(name)
 
 

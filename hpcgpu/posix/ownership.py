@@ -122,7 +122,7 @@ def check_owner(path: Path) -> None:
             _judge(path, [replace(found, by_group=False)])
 
 
-def check_place(path: Path) -> None:
+def check_parent(path: Path) -> None:
     """Refuse a directory if other users can replace the private directories that are made in it.
 
     It may be like ``/tmp``, and a group may write to it.

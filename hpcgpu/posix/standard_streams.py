@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
 class _Log(io.FileIO):
     def write(self, data: ReadableBuffer, /) -> int:
-        try:
-            return super().write(data)
-        except OSError:
-            return memoryview(data).nbytes
+        """Write all that can be written, and report all as written."""
+        rest = memoryview(data).cast("B")
+        size = rest.nbytes
+        with contextlib.suppress(OSError):
+            while rest:
+                rest = rest[super().write(rest) or rest.nbytes :]
+        return size
 
 
 def drop_what_cannot_be_written() -> None:
@@ -40,8 +43,10 @@ def _dropping(stream: TextIO) -> TextIO:
     assert isinstance(stream, io.TextIOWrapper)
     log = _Log(stream.fileno(), "wb", closefd=False)
     log.name = stream.name  # else its representation shows a number
+    # A buffer of bytes has a lock: a thread that prints while the process ends, or forks, would hold it (Python aborts
+    # with `_enter_buffered_busy`, and the fork waits for ever). Without it, text is buffered as well.
     return io.TextIOWrapper(
-        io.BufferedWriter(log),
+        log,  # as with `python -u`
         encoding=stream.encoding,
         errors=stream.errors,
         line_buffering=stream.line_buffering or stream.write_through,

@@ -125,7 +125,7 @@ def _times(submit: Submit, used: JobUsage | None, status: JobStatus | None, over
     last_heartbeat = used.last if used is not None and used.last else None
     if submit.ended or over is not None:
         cancelled = over is not None and not submit.ended and (last_heartbeat is None or last_heartbeat >= over - 120)
-        reason = _UNNEEDED if submit.cancelled else "with the cluster" if cancelled else FORGOTTEN
+        reason = _UNNEEDED if submit.unwanted else "with the cluster" if cancelled else FORGOTTEN
         return _Times("ended", reason, began, last_heartbeat, later=last_heartbeat is not None, known=False)
     return _Times(
         "unknown", "the queue does not know it", began, last_heartbeat, later=last_heartbeat is not None, known=False
@@ -154,9 +154,9 @@ def _first(started: float | None, began: float | None) -> float | None:
 def _cancelled(submit: Submit, times: _Times, over: float | None) -> str:
     """Return why hpcgpu cancelled a job; empty if another program did, or if the job was not cancelled."""
     named = state_named(times.state)
-    if not cancel_of_ours(named, decided=submit.cancelled, ended=times.ended, over=over):
+    if not cancel_of_ours(named, decided=submit.unwanted, ended=times.ended, over=over):
         return ""
-    return _UNNEEDED if submit.cancelled else "with the cluster"
+    return _UNNEEDED if submit.unwanted else "with the cluster"
 
 
 def bill(  # noqa: PLR0913  # what is known of one job, from four places

@@ -27,7 +27,7 @@ from hpcgpu.display.text_columns import aligned, below, columns
 from hpcgpu.errors import BatchError, OptionError
 from hpcgpu.existing_clusters.between_schedulers import between_schedulers
 from hpcgpu.existing_clusters.lookup import batch_of, system_of
-from hpcgpu.existing_clusters.query_jobs import known
+from hpcgpu.existing_clusters.query_jobs import jobs_without_end
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import run
 from hpcgpu.report.advice import advice
@@ -228,7 +228,7 @@ def report(directory: ClusterDirectory) -> Report:
     by_hand = _by_hand(submits, kept.jobs)
     statuses: dict[str, JobStatus] = {}
     try:
-        statuses = known(directory, batch_of(directory), [submit for submit, _ in by_hand])
+        statuses = jobs_without_end(directory, batch_of(directory), [submit for submit, _ in by_hand])
     except BatchError as error:
         problems.append(str(error))
     problems += _more_connected(submits, options, kept.jobs)
@@ -326,7 +326,7 @@ def _unknown(jobs: Iterable[JobBill]) -> list[str]:
     if later:
         text.append(
             f"When {counted(len(later), 'job')} ended: the queue has forgotten it. The report uses the time at which "
-            "the scheduler last heard from it."
+            "the scheduler last received something from it."
         )
     return text
 

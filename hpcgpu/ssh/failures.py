@@ -121,7 +121,7 @@ def failure(host: str, code: int, errors: str, greeting: str, to_log_in: str = "
     )
 
 
-def breaks(code: int, errors: str) -> bool:
+def lost_connection(code: int, errors: str) -> bool:
     """Whether ssh had a connection, and lost it."""
     known = [pattern for pattern, *_ in _KNOWN if re.search(pattern, errors)]
     return code == _SSH_FAILED and known in ([], [_ENDED])

@@ -27,7 +27,7 @@ import hpcgpu
 from hpcgpu.errors import ClusterError, HostError, HpcgpuError, NotTrusted, OptionError
 from hpcgpu.posix.printable import printable
 from hpcgpu.ssh import remote_command
-from hpcgpu.ssh.failures import breaks, endless, failure, late, silent
+from hpcgpu.ssh.failures import endless, failure, late, lost_connection, silent
 from hpcgpu.ssh.far_side import COMMAND, FarSide, PrintsWithoutEnd, Request
 from hpcgpu.ssh.remote_command import RemoteCommand
 
@@ -41,11 +41,11 @@ _PERSIST = 600
 _SHARES = sys.platform != "win32"
 _PIECE = 1 << 16
 #: Seconds between two attempts to connect again, and how long it is tried.
-_PAUSE, _PATIENCE = 5.0, 900.0
+_PAUSE, _TRIED_FOR = 5.0, 900.0
 #: Seconds for which an attempt counts at most: the machine may have slept meanwhile.
 _LONGEST = 60.0
-#: How often a connection may break before a host that was never reached is given up.
-_UNHEARD = 3
+#: How many connections may break before a host that has never answered is given up.
+_MOST_BROKEN = 3
 
 
 def check_host(host: object) -> str:
@@ -256,7 +256,7 @@ class Login:
             raise HostError(late(self.host, remote_command.BEGINS_WITHIN, command.errors, command.greeting))
         if command.far_side is None:
             why = failure(self.host, code, command.errors, command.greeting, self.to_log_in)
-            if breaks(code, command.errors):  # the command may have begun
+            if lost_connection(code, command.errors):  # the command may have begun
                 raise BrokenConnection(f"{why}. {self._may_go_on}")
             raise HostError(why)
         if command.error is not None:
@@ -287,17 +287,17 @@ class Login:
         HpcgpuError
             The error of the command, of the same class.
         """
-        left, broken = _PATIENCE, 0
+        left, broken = _TRIED_FOR, 0
         said: HostError
-        told = ""
+        printed = ""
         try:
             while True:
                 began = time.monotonic()
                 try:
                     return self.call(arguments, **more)
                 except BrokenConnection as error:
-                    left, said, broken = _PATIENCE, error, broken + 1
-                    if not self._reached and broken == _UNHEARD:
+                    left, said, broken = _TRIED_FOR, error, broken + 1
+                    if not self._reached and broken == _MOST_BROKEN:
                         raise
                 except HostError as error:
                     left, said = left - min(time.monotonic() - began + _PAUSE, _LONGEST), error
@@ -305,9 +305,9 @@ class Login:
                         raise
                     if left < 0:
                         raise HostError(f"{error}. {self._may_go_on}" if broken else str(error)) from error
-                if str(said) != told:
+                if str(said) != printed:
                     print(f"hpcgpu: {printable(str(said))}. It is tried again", file=sys.stderr)
-                told = str(said)
+                printed = str(said)
                 time.sleep(_PAUSE)
         except KeyboardInterrupt:
             if broken:
@@ -319,7 +319,7 @@ class Login:
         return f"The command may go on there. To see your clusters, run: hpcgpu list --host {shlex.quote(self.host)}"
 
     def _lost(self, code: int, text: str) -> HpcgpuError:
-        """Return the error for a command that ended without telling its own error."""
+        """Return the error for a command that ended without reporting its own error."""
         if code == 255:
             why = f"the connection to {self.host} broke: {failure(self.host, code, text, '')}"
             return BrokenConnection(f"{why}. {self._may_go_on}")
@@ -356,7 +356,7 @@ def _private_directory() -> Path:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Wait while another thread or program of this user is inside."""
+    """Wait while another thread or program of this user is in this context."""
     import fcntl  # not on Windows, where no connection is shared
 
     lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

@@ -24,8 +24,8 @@ APART: dict[str, Any] = {"start_new_session": True, "creationflags": getattr(sub
 BEGINS_WITHIN = 120.0
 #: Seconds without a sign of life before a command counts as lost, and after Ctrl-C.
 SILENCE, AFTER_INTERRUPT = 60.0, 15.0
-#: Seconds between two looks.
-_LOOK = 1.0
+#: Seconds between two checks.
+_CHECK = 1.0
 
 
 class RemoteCommand:
@@ -67,9 +67,9 @@ class RemoteCommand:
         self._pieces = queue.SimpleQueue[bytes]()
         #: Whether nobody wants more of the output: it may come without end.
         self._over = False
-        #: When something came last, and when this program looked last.
-        self._heard = self._looked = 0.0
-        #: The error that the command has told.
+        #: When something came last, and when this program checked that last.
+        self._last_received = self._last_check = 0.0
+        #: The error that the command has reported.
         self.error: Exception | None = None
         self._process = subprocess.Popen(
             command,
@@ -91,7 +91,7 @@ class RemoteCommand:
 
     @property
     def errors(self) -> str:
-        """What ssh and the command have printed on stderr, without the error that the command has told."""
+        """What ssh and the command have printed on stderr, without the error that the command has reported."""
         return "\n".join(self._lines)
 
     def run(self, answers: Callable[[FarSide], object]) -> int:
@@ -104,7 +104,7 @@ class RemoteCommand:
         """
         process, shown = self._process, threading.Thread(target=self._read_errors, daemon=True)
         assert process.stdin is not None
-        self._heard = self._looked = time.monotonic()
+        self._last_received = self._last_check = time.monotonic()
         shown.start()
         threading.Thread(target=self._read_output, daemon=True).start()
         try:
@@ -118,7 +118,7 @@ class RemoteCommand:
         finally:
             self._over = process.wait() < 0
             # if ssh was ended, the process that shares its connection may keep these open
-            shown.join(_LOOK if self._over else None)
+            shown.join(_CHECK if self._over else None)
             with contextlib.suppress(OSError):
                 process.stdin.close()
 
@@ -127,37 +127,37 @@ class RemoteCommand:
         assert self._process.stdin is not None
         try:
             with contextlib.suppress(queue.Empty):
-                if not (piece := self._pieces.get(timeout=_LOOK)):
+                if not (piece := self._pieces.get(timeout=_CHECK)):
                     return False
-                self._take(piece, answers)
+                self._receive(piece, answers)
             if self._is_lost():
                 self._process.kill()
                 return False
         except KeyboardInterrupt:
             if self.interrupted:
                 raise
-            self.interrupted, self._heard = True, time.monotonic()
+            self.interrupted, self._last_received = True, time.monotonic()
             self._write(self._process.stdin, INTERRUPT)
         return True
 
-    def _take(self, piece: bytes, answers: Callable[[FarSide], object]) -> None:
+    def _receive(self, piece: bytes, answers: Callable[[FarSide], object]) -> None:
         if self.far_side is None:
             piece = self._beginning.feed(piece)
             if self.far_side is not None:
                 answers(self.far_side)
         if self.far_side is not None:
-            self._heard = time.monotonic()
+            self._last_received = time.monotonic()
         if piece:
             self._keep(piece)
 
     def _is_lost(self) -> bool:
         """Whether nobody answers, or nothing comes any more: the far side may be stopped, or the network gone."""
         now, answered = time.monotonic(), self.far_side is not None
-        if now - self._looked > 5 * _LOOK:  # this program was stopped: what came meanwhile is not read yet
-            self._heard = now
-        self._looked = now
+        if now - self._last_check > 5 * _CHECK:  # this program was stopped: what came meanwhile is not read yet
+            self._last_received = now
+        self._last_check = now
         limit = AFTER_INTERRUPT if self.interrupted else SILENCE if answered else BEGINS_WITHIN
-        if now - self._heard <= limit:
+        if now - self._last_received <= limit:
             return False
         self.late, self.silent = not answered, limit if answered else 0.0
         return True
@@ -179,15 +179,15 @@ class RemoteCommand:
         assert self._process.stderr is not None
         with self._process.stderr as stream:
             for line in stream:
-                self._heard = time.monotonic() if self.far_side is not None else self._heard
+                self._last_received = time.monotonic() if self.far_side is not None else self._last_received
                 if rest := line.removesuffix(ALIVE):
-                    self._take_error(rest)
+                    self._receive_error(rest)
                 if self._over:
                     return
 
-    def _take_error(self, line: bytes) -> None:
+    def _receive_error(self, line: bytes) -> None:
         if line.startswith(ERROR):
-            self.error = told_error(line, self._nonce) or self.error
+            self.error = reported_error(line, self._nonce) or self.error
             return
         text = printable(line.decode(errors="replace").rstrip("\r\n"))
         self._lines.append(text)
@@ -195,15 +195,15 @@ class RemoteCommand:
             print(text, file=sys.stderr, flush=True)
 
 
-def told_error(line: bytes, nonce: str) -> Exception | None:
-    """Return the error that a command has told in a line on stderr, of the same class; None if it is no such line."""
+def reported_error(line: bytes, nonce: str) -> Exception | None:
+    """Return the error that a command has reported in a line on stderr, with its class; None if the line is another."""
     if not line.startswith(ERROR):
         return None
     try:
-        told = json.loads(line.removeprefix(ERROR))
-        if told["nonce"] != nonce:
+        report = json.loads(line.removeprefix(ERROR))
+        if report["nonce"] != nonce:
             return None
-        text, name = printable(str(told["text"]), None, lines=True), str(told["kind"])
+        text, name = printable(str(report["text"]), None, lines=True), str(report["kind"])
     except (ValueError, KeyError, TypeError):
         return None
     if name == "TimeoutError":

@@ -24,9 +24,9 @@ _WINDOW = 1 << 23
 _PIECE = 1 << 16
 #: Seconds between two signs of life.
 SIGN_OF_LIFE = 15
-#: Seconds after which a piece is accepted that has no room. While the other side is away, the program that sends must
-#: see now and then that somebody reads: Dask's sockets give up if nobody does so for half a minute (TCP_USER_TIMEOUT).
-_ACCEPTS = 2.0
+#: Seconds that a write waits for room in the window. Then it sends a piece without room, also while the connection is
+#: broken: Dask's sockets fail if this side reads nothing from them for half a minute (TCP_USER_TIMEOUT).
+_WAIT_FOR_ROOM = 2.0
 
 
 class Stream:
@@ -63,7 +63,7 @@ class Stream:
             if self._window <= 0 and not self.closed:
                 self._room.clear()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_ACCEPTS):
+                    async with asyncio.timeout(_WAIT_FOR_ROOM):
                         await self._room.wait()
             if self.closed:
                 raise ConnectionResetError(self.reason or "the stream is closed")
@@ -147,7 +147,7 @@ class Streams:
         #: Set when the near side has left for good.
         self.over = asyncio.Event()
         #: The time of the loop at which the last frame came.
-        self.heard = 0.0
+        self.last_received = 0.0
         #: Set while there is a connection.
         self.connected = asyncio.Event()
 
@@ -157,14 +157,14 @@ class Streams:
         return self._epoch != ""
 
     def open(self, wanted: Any) -> Stream:
-        """Open a stream; `wanted` tells the far side what it leads to."""
+        """Open a stream; `wanted` is what it leads to there."""
         stream = Stream(self, next(self._numbers))
         self._streams[stream.number] = stream
         self.send(_OPEN, stream.number, json.dumps(wanted).encode())
         return stream
 
-    def bye(self) -> None:
-        """Leave for good: the far side forgets this session."""
+    def end_session(self) -> None:
+        """End this session for good: the far side forgets it."""
         self.send(_BYE, 0)
 
     def send(self, kind: bytes, number: int, content: bytes = b"") -> None:
@@ -193,12 +193,12 @@ class Streams:
         """
         loop, frames = asyncio.get_running_loop(), Frames()
         self._current, self._writer = writer, None
-        self.heard = loop.time()
+        self.last_received = loop.time()
         signs = asyncio.ensure_future(self._signs_of_life(writer))
         writer.write(Hello(epoch=self._epoch, received=self._messages.received).frame())
         try:
             while data := await reader.read(_PIECE):
-                self.heard = loop.time()
+                self.last_received = loop.time()
                 for kind, content in frames.feed(data):
                     if self._current is not writer:  # what it still brings, the new connection brings again
                         return

@@ -27,7 +27,7 @@ from hpcgpu.posix.threads import in_thread
 from hpcgpu.ssh.failures import endless, failure, late
 from hpcgpu.ssh.far_side import Beginning, PrintsWithoutEnd, Request
 from hpcgpu.ssh.login import Login, check_version
-from hpcgpu.ssh.remote_command import APART, BEGINS_WITHIN, told_error
+from hpcgpu.ssh.remote_command import APART, BEGINS_WITHIN, reported_error
 from hpcgpu.ssh.streams import SIGN_OF_LIFE, Stream, Streams
 
 _T = TypeVar("_T")
@@ -35,10 +35,11 @@ _T = TypeVar("_T")
 ADDRESSES = set[str]()
 #: Seconds that the far side waits for this machine to come back.
 KEEP = 12 * 3600.0
-#: Seconds between two attempts to connect again, the last one again and again; and how long that goes on. After that it
-#: is tried each `_SELDOM` seconds, and each `_LOOKS` seconds this machine is looked at, which asks nobody.
+#: Seconds before each attempt to connect again: the last of these pauses repeats until `_OFTEN` seconds are over.
 _PAUSES, _OFTEN = (0.5, 2.0, 5.0, 10.0, 30.0), 3600.0
-_SELDOM, _LOOKS = 300.0, 30.0
+#: Seconds between two attempts after that. This program checks more often whether this machine has slept, or a person
+#: has opened a connection: then it tries at once.
+_SELDOM, _CHECKS = 300.0, 30.0
 #: Attempts before it is said that the connection is broken.
 _QUIET = 3
 #: Seconds after which it is said in any case: each attempt may take minutes.
@@ -232,9 +233,9 @@ class Tunnel:
             await asyncio.sleep(5)
             now = self._loop.time()
             if now - last > 2 * SIGN_OF_LIFE:  # this program was suspended: what came meanwhile is not read yet
-                self._streams.heard = now
+                self._streams.last_received = now
             last = now
-            if now - self._streams.heard > _SILENCE:
+            if now - self._streams.last_received > _SILENCE:
                 _kill(process)
 
     async def _keep(self, using: asyncio.Task[None]) -> None:
@@ -264,11 +265,11 @@ class Tunnel:
 
     async def _pause_long(self) -> None:
         """Wait until the next attempt, or until the machine has slept or a person has opened a connection."""
-        for _ in range(round(_SELDOM / _LOOKS)):
+        for _ in range(round(_SELDOM / _CHECKS)):
             before = time.time()
-            await asyncio.sleep(_LOOKS)
+            await asyncio.sleep(_CHECKS)
             with contextlib.suppress(HpcgpuError, OSError):
-                if time.time() - before > 2 * _LOOKS or await in_thread(self.login.is_open):
+                if time.time() - before > 2 * _CHECKS or await in_thread(self.login.is_open):
                     return
 
     def _warn(self, what: str) -> None:
@@ -320,7 +321,7 @@ class Tunnel:
             self._keeping.cancel()
         process = self._process
         if process is not None and process.returncode is None and self._streams.connected.is_set():
-            self._streams.bye()
+            self._streams.end_session()
             assert process.stdin is not None
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(5):
@@ -355,9 +356,9 @@ async def _last_words(stream: asyncio.StreamReader) -> str:
 
 
 def _reason(words: str, nonce: str) -> str:
-    """Return why the far side has ended the connection: the error that it has told, or what it has printed."""
-    told = (told_error(line.encode(), nonce) for line in words.split("\n"))
-    return str(next(filter(None, told), "")) or printable(words, 600).strip() or "no reason is known"
+    """Return why the far side has ended the connection: the error that it has reported, or what it has printed."""
+    errors = (reported_error(line.encode(), nonce) for line in words.split("\n"))
+    return str(next(filter(None, errors), "")) or printable(words, 600).strip() or "no reason is known"
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

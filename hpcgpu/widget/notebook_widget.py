@@ -16,9 +16,9 @@ import traitlets
 from hpcgpu.errors import OptionError
 from hpcgpu.existing_clusters.snapshot import Snapshot
 from hpcgpu.posix.printable import printable
-from hpcgpu.widget.feed import Feed
-from hpcgpu.widget.inbox import opened
+from hpcgpu.widget.busy_kernel_inbox import opened
 from hpcgpu.widget.replace_saved_picture import SavedPicture
+from hpcgpu.widget.snapshot_feed import Feed
 
 _STATIC = Path(__file__).parent / "static"
 #: The requests that a page may send, and their arguments.
@@ -77,7 +77,7 @@ class ClusterWidget(anywidget.AnyWidget):
         self.feed = Feed(source, over, self)
         self._control = control
         self._views = 0
-        #: A page sends a request a second time, by the other way, if it does not know whether the first one has come.
+        #: A page sends a request a second time, by the other way, if it is unknown whether the first one has come.
         self._begun = set[str]()
         self.saved_picture: SavedPicture | None = None
         self.on_msg(self._received)

@@ -12,7 +12,7 @@ from hpcgpu.existing_clusters.snapshot import Snapshot
 _PAUSE = 600.0
 
 
-def due(kept: Snapshot, new: Snapshot) -> bool:
+def must_replace(kept: Snapshot, new: Snapshot) -> bool:
     """Whether a new picture replaces the kept one. Its jobs distinguish the cluster from a later one of its name."""
     if new.state == "unreachable":  # perhaps only for a moment: the kept picture is still the last known state
         return False
@@ -51,6 +51,6 @@ class SavedPicture:
         kept = self._latest
         if not self._is_shown:
             return
-        if kept is None or due(kept, snapshot) or (last and _facts(snapshot) != _facts(kept)):
+        if kept is None or must_replace(kept, snapshot) or (last and _facts(snapshot) != _facts(kept)):
             self._latest = snapshot
             self._replace(snapshot)

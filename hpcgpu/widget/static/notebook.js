@@ -83,6 +83,7 @@ function follow(model, place) {
   let server = null;
   let searches = 0;
   let lastPicture = 0; // when the kernel sent its last picture to this view
+  let fromKernel = false; // whether the kernel has sent anything to this view, so that it can do what the controls ask for
   let gone = false; // whether the kernel has ended
   let shown = null;
   let running = null;
@@ -113,15 +114,21 @@ function follow(model, place) {
     shown = snapshot;
     const path = `${server?.base.replace(/\/*$/, "/")}hpcgpu/dashboard/${encodeURIComponent(snapshot.name)}/status`;
     const link = server && snapshot.dashboard && !snapshot.dashboard.startsWith("/");
-    view.still(lives() && !server && !lastPicture);
+    view.still(lives() && !server && !fromKernel);
     view.update(link ? { ...snapshot, dashboard: path } : snapshot);
   };
   const changed = () => {
     lastPicture = Date.now();
+    fromKernel = true;
     draw(model.get("snapshot"));
     problem();
   };
   const problem = () => view.note(model.get("problem"));
+  const changedProblem = () => {
+    fromKernel = true;
+    if (shown) draw(shown);
+    problem();
+  };
 
   const search = async () => {
     if (server || searches >= SEARCHES) return;
@@ -145,7 +152,7 @@ function follow(model, place) {
       view.note("");
     } catch (error) {
       if (lastPicture !== before || !lives() || (!gone && Date.now() - (lastPicture || 1000 * shown.time) < OLD)) return;
-      view.still(!server && !lastPicture);
+      view.still(!server && !fromKernel);
       const time = new Date(shown.time * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
       view.note(`This view was last updated at ${time}. ${error.message || (!gone && model.get("problem")) || "The kernel sends no updates."}`);
     }
@@ -164,12 +171,13 @@ function follow(model, place) {
   };
   const lost = () => {
     gone = true;
+    fromKernel = false;
     lastPicture = 0;
     if (shown) draw(shown);
     queryServer();
   };
 
-  const listeners = { "change:snapshot": changed, "change:problem": problem, comm_live_update: lost, "msg:custom": answered };
+  const listeners = { "change:snapshot": changed, "change:problem": changedProblem, comm_live_update: lost, "msg:custom": answered };
   const listen = (on) => Object.entries(listeners).forEach(([name, listener]) => model[on ? "on" : "off"](name, listener));
   const sendToKernel = (what) => {
     try {

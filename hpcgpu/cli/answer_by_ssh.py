@@ -7,7 +7,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,8 @@ from hpcgpu.cli.printing import echo
 
 if TYPE_CHECKING:
     from hpcgpu.existing_clusters.snapshot import Observer
-    from hpcgpu.store.directory import ClusterDirectory
 
-#: Seconds without a question after which nobody looks any more.
+#: Seconds without a question after which nobody shows the answers any more.
 _UNASKED = 60.0
 
 
@@ -57,23 +56,14 @@ def order(name: str, config: Path) -> None:
 
     given: dict[str, Any] = json.loads(config.read_text())
     command, directory = given.pop("command"), locate(name)
-    if command == "adapt":
-        echo(change_size.adapt(directory, **given))
-    elif command == "scale":
-        change_size.scale(directory, **given)
-    else:
-        _change_groups(directory, command, given)
-
-
-def _change_groups(directory: ClusterDirectory, command: str, given: dict[str, Any]) -> None:
-    """Manage the cluster for a moment; afterwards its scheduler job manages it again."""
-    from hpcgpu.cluster.dask_ctl import cluster_class
-
-    cluster = cluster_class(directory.system).from_name(directory.path, shutdown_on_close=False, wait=False, quiet=True)
-    try:
-        getattr(cluster, command)(**given)
-    finally:
-        cluster.detach()
+    changes: dict[str, Callable[..., str | None]] = {
+        "scale": change_size.scale,
+        "adapt": change_size.adapt,
+        "add_worker_group": change_size.add_worker_group,
+        "delete_worker_group": change_size.delete_worker_group,
+    }
+    if text := changes[command](directory, **given):
+        echo(text)
 
 
 @click.command("wait-for-workers", hidden=True)
@@ -134,7 +124,7 @@ def _questions() -> Iterator[bytes]:
 
 
 def _answer(question: dict[str, str], observers: dict[str, Observer]) -> dict[str, Any]:
-    """Return a snapshot of the cluster in a directory, or the end of the log of a job; or let it be managed."""
+    """Return a snapshot of the cluster in a directory, or the end of a job's log; or let it be managed, or queried."""
     from hpcgpu.existing_clusters.logs import end_of
     from hpcgpu.existing_clusters.lookup import locate
     from hpcgpu.existing_clusters.snapshot import Observer
@@ -149,6 +139,9 @@ def _answer(question: dict[str, str], observers: dict[str, Observer]) -> dict[st
 
             return {"manage": manage_if_needed(directory)}
         observer = observers.setdefault(path, Observer(directory))
+        if "soon" in question:
+            observer.soon()
+            return {"soon": ""}
         return {"snapshot": observer.snapshot().as_json()}
-    except Exception as error:  # the person who looks reads it
+    except Exception as error:  # the person at the other end reads it
         return {"error": str(error) or type(error).__name__}

@@ -30,7 +30,7 @@ class Inbox:
     Parameters
     ----------
     directory : Path
-    take : callable
+    receive : callable
         Called with each message, in a thread. It must not block.
 
     Raises
@@ -39,10 +39,10 @@ class Inbox:
         There can be no socket.
     """
 
-    def __init__(self, directory: Path, take: Callable[[Any], object]) -> None:
+    def __init__(self, directory: Path, receive: Callable[[Any], object]) -> None:
         #: By this name the extension finds it.
         self.name = secrets.token_hex(8)
-        self._path, self._take = directory / self.name, take
+        self._path, self._receive = directory / self.name, receive
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.settimeout(None)  # a notebook may have called socket.setdefaulttimeout
         try:
@@ -62,8 +62,8 @@ class Inbox:
                 with connection, contextlib.suppress(Exception):  # what is no message does not end the thread
                     connection.settimeout(_WITHIN)
                     with connection.makefile("rb") as stream:
-                        self._take(json.loads(stream.read(_LARGEST)))
-                    connection.sendall(b"taken")
+                        self._receive(json.loads(stream.read(_LARGEST)))
+                    connection.sendall(b"received")
 
     def close(self) -> None:
         """Take no more messages."""
@@ -72,12 +72,12 @@ class Inbox:
             self._socket.shutdown(socket.SHUT_RDWR)
 
 
-def opened(take: Callable[[Any], object]) -> Inbox | None:
+def opened(receive: Callable[[Any], object]) -> Inbox | None:
     """Return a new inbox; None if no Jupyter server has made a place for it."""
     directory = jupyter_dashboard_link.inboxes()
     if directory is None:
         return None
     with contextlib.suppress(OSError, NotTrusted):  # a kernel in a container, for example, does not see that directory
         check(directory)
-        return Inbox(directory, take)
+        return Inbox(directory, receive)
     return None
