@@ -4,7 +4,9 @@ have Dask's dashboard.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -31,3 +33,21 @@ def without_bokeh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     else:
         with plain_install(tmp_path_factory.mktemp("plain")):
             yield
+
+
+@pytest.fixture(scope="module")
+def stand_ins() -> Iterator[list[Path]]:
+    """Packages that do to a client and to ranks what libraries of GPUs do: this process imports them, and only here."""
+    from dask.backends import detect_entrypoints
+    from dask.dataframe.dask_expr._backends import dataframe_creation_dispatch
+
+    folder = Path(__file__).parent / "stand_ins"
+    packages = sorted(path for path in folder.iterdir() if (path / "__init__.py").exists())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        detect_entrypoints.cache_clear()
+        yield packages
+    for name in [name for name in sys.modules if name.split(".")[0] in {path.name for path in packages}]:
+        del sys.modules[name]
+    dataframe_creation_dispatch._lookup.pop("cudf", None)
+    detect_entrypoints.cache_clear()

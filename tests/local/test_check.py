@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -13,8 +14,10 @@ from typing import Any
 
 import dask
 import pytest
+from distributed import Client
 from fake_pbs import Site
 
+from hpcgpu import LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live
 from tests.helpers import command, hpcgpu, other, printed
@@ -64,6 +67,25 @@ def test_a_job_of_each_kind_is_looked_at_and_none_is_left(queue: LocalQueue, hom
     )
 
 
+@pytest.mark.parametrize("of_site", ["", "NCCL_SOCKET_IFNAME=hsn"])
+def test_the_collectives_of_the_check_are_those_of_the_workers_of_a_cluster(
+    queue: LocalQueue, home: Path, of_site: str
+) -> None:
+    (home / "nccl.conf").write_text(f"NCCL_DEBUG=WARN\n{of_site}\n")
+    prologue = f"export NCCL_CONF_FILE={home}/nccl.conf"
+    lines = report("--in-job", *ON_CPUS, "--job-script-prologue", prologue)
+    with (
+        LocalGPUCluster(gpus_per_node=0, jobs=1, job_script_prologue=[prologue], quiet=True) as cluster,
+        Client(cluster) as client,
+    ):
+        client.wait_for_workers(1)
+        [environ] = client.run(lambda: dict(os.environ)).values()
+    names = ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
+    there = [f"{name}={environ[name]}" for name in names if name in environ]
+    assert lines["worker job", "collectives"]["found"] == ", ".join([*there, *([of_site] if of_site else [])])
+    assert len(there) == (1 if of_site else 2), "NCCL reads the file itself"
+
+
 def test_gpus_are_looked_at(queue: LocalQueue, fake_gpus: None, home: Path) -> None:
     lines = report("--in-job", "--system", "local", "--gpus-per-node", "2", "--scheduler", "gpus_per_node=1")
     assert (
@@ -88,7 +110,7 @@ def test_what_is_wrong_in_the_job_is_a_failure_with_advice_and_keeps_the_logs(
     queue: LocalQueue, home: Path, tmp_path: Path
 ) -> None:
     env = other(tmp_path, "dask", "2020.1.0")["PYTHONPATH"]
-    bad = ("--local-directory", "$NOWHERE/x", "--env", f"PYTHONPATH={env}", "--interface", "nope0")
+    bad = ("--walltime", "2h", "--local-directory", "$NOWHERE/x", "--env", f"PYTHONPATH={env}", "--interface", "nope0")
     lines = report("--in-job", *ON_CPUS, *bad, code=1)
     assert lines["worker job", "local_directory"]["grade"] == "failure"
     assert "the variable NOWHERE is not set" in lines["worker job", "local_directory"]["found"]
@@ -99,6 +121,8 @@ def test_what_is_wrong_in_the_job_is_a_failure_with_advice_and_keeps_the_logs(
     )
     [kept] = (home / "clusters").glob("check-*")
     assert (kept / "logs").is_dir() and not (kept / "tls").exists(), "logs stay, credentials do not"
+    for script in ("scheduler.sh", "worker.sh"):
+        assert "#HPCGPU --time=300\n" in (kept / script).read_text(), "whatever the walltime of the cluster is"
 
 
 def test_a_job_that_breaks_shows_its_log(queue: LocalQueue, home: Path) -> None:

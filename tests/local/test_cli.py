@@ -155,7 +155,7 @@ def test_start_need_not_wait_and_status_says_what_is_waited_for(queue: LocalQueu
     queue.cancel([blocker])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_start_leaves_no_job(
     number: signal.Signals, queue: LocalQueue, home: Path, fake_gpus: None, until: Until
 ) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from hpcgpu import ClusterError, LocalGPUCluster, OptionError
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.existing_clusters.stop import stop
+from hpcgpu.manager.notify import Notice
 from hpcgpu.scaling.wanted_state import Wanted
 from hpcgpu.store import saved_options
 from hpcgpu.store.directory import ClusterDirectory
@@ -79,14 +81,33 @@ async def test_a_command_on_an_asynchronous_cluster_is_done_or_refused_for_its_c
             await asyncio.to_thread(cluster.scale, jobs=2)
 
 
-def test_a_worker_group_that_is_refused_leaves_nothing(queue: LocalQueue) -> None:
+def test_worker_groups_on_a_full_disk(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that cannot be added leaves nothing; one that is deleted is gone, though the next program may see it."""
+    write, full = ClusterDirectory.write, list[str]()
+
+    def no_room(directory: ClusterDirectory, name: str, content: str | bytes) -> Path:
+        if name in full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(directory, name, content)
+
+    monkeypatch.setattr(ClusterDirectory, "write", no_room)
     with LocalGPUCluster(name="over", **CPU) as cluster:
-        cluster.directory.begin_close()  # `hpcgpu stop` begins
-        with pytest.raises(ClusterError, match="was closed, by its program or by `hpcgpu stop`"):
-            cluster.add_worker_group("big", jobs=1)
-        with pytest.raises(OptionError, match="no worker group named 'big': the groups are default"):
-            cluster.scale(jobs=1, worker_group="big")
-        assert not saved_options.read(cluster.directory).groups
+        for name in ("worker-big.sh", "options.json"):
+            full[:] = [name]
+            with pytest.raises(ClusterError, match=r"group 'big' cannot be added, because .*/over cannot be written"):
+                cluster.add_worker_group("big", jobs=1)
+            with pytest.raises(OptionError, match="no worker group named 'big': the groups are default"):
+                cluster.scale(jobs=1, worker_group="big")
+        full.clear()
+        cluster.add_worker_group("big")
+        full[:] = ["options.json"]
+        with told("over cannot be written: No space left on device"):
+            cluster.delete_worker_group("big")
+            cluster.settle()
+        assert list(cluster._state.registry.groups) == ["default"]
+        full.clear()
+        cluster.add_worker_group("big")
+        assert list(saved_options.read(cluster.directory).groups) == ["big"]
 
 
 def test_a_cluster_whose_detach_could_not_be_recorded_is_not_shown_as_detached(
@@ -130,7 +151,8 @@ def test_a_detached_cluster_says_how_to_attach_to_it(queue: LocalQueue) -> None:
 
 
 def test_the_end_of_the_log_is_told_once_and_the_repr_of_a_failed_cluster_is_one_line(queue: LocalQueue) -> None:
-    cluster = LocalGPUCluster(name="lost", **CPU)
+    notices: list[Notice] = []
+    cluster = LocalGPUCluster(name="lost", notify=notices.append, **CPU)
     with told("(?s)the scheduler of cluster lost is gone.*Log: .*\n.*Scheduler at"):
         queue.cancel([cluster.scheduler.job_id])
     log = str(cluster.scheduler.log)
@@ -146,6 +168,8 @@ def test_the_end_of_the_log_is_told_once_and_the_repr_of_a_failed_cluster_is_one
         assert "\n" not in str(caught.value) and log in str(caught.value)
     assert "\n" not in repr(cluster) and "status=failed" in repr(cluster) and log in repr(cluster)
     cluster.close()
+    assert [notice.event for notice in notices] == ["ended"], "the user is notified once"
+    assert "the scheduler of cluster lost is gone" in notices[0].message
     assert live(queue) == []
 
 

@@ -10,31 +10,26 @@ import asyncio
 import os
 import re
 import signal
-import ssl
-import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dask
-import psutil
 import pytest
-from distributed import Client
-from distributed.comm import connect
+from distributed import Client, SpecCluster
+from distributed.deploy.cluster import Cluster
 from distributed.exceptions import WorkerStartTimeoutError
 
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError, SlurmGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.errors import BatchError, BatchUnavailable, ClusterExists, ClusterWarning, SubmitRefused
+from hpcgpu.errors import BatchError, ClusterExists, SubmitRefused
 from hpcgpu.existing_clusters.lookup import locate
 from hpcgpu.existing_clusters.snapshot import snapshot
 from hpcgpu.manager.scheduler_client import SchedulerClient
 from hpcgpu.orders import manager_in_scheduler_job
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.wanted_state import Adapt
-from hpcgpu.store.directory import ClusterDirectory
 from tests.conftest import live, running, told
-from tests.helpers import CPU, GPU, block_queue, decide_now, have_their_gpus, in_queue, poll_now, start_program
+from tests.helpers import CPU, GPU, block_queue, decide_now, have_their_gpus, in_queue, start_program
 
 pytestmark = pytest.mark.shows("Clusters: start, compute, stop; what is refused; signals")
 
@@ -42,7 +37,10 @@ Until = Callable[..., None]
 
 
 def test_a_cluster_comes_up_computes_and_leaves_no_job(queue: LocalQueue) -> None:
-    with LocalGPUCluster(jobs=2, **CPU) as cluster:
+    with LocalGPUCluster(jobs=2, **CPU, name="journal") as cluster:
+        submits = cluster.directory.submits()
+        assert {s.name for s in submits} == {"journal-scheduler", "journal-0", "journal-1"}, "the journal knows all"
+        assert {s.job_id for s in submits} == {job.id for job in cluster.jobs}
         cluster.wait_for_workers(2)
         with Client(cluster) as client:
             assert client.submit(sum, [1, 2, 3]).result() == 6
@@ -50,9 +48,25 @@ def test_a_cluster_comes_up_computes_and_leaves_no_job(queue: LocalQueue) -> Non
             assert all(address.startswith("tls://") for address in cluster.scheduler_info["workers"])
         assert {job.kind: job.state for job in cluster.jobs} == {"scheduler": "running", "worker": "running"}
         assert "workers=2/2" in repr(cluster)
+        more = r"will have only 2 workers in 2 jobs, but the program waits for 5: call scale\(5\)"
+        for wrong, error, message in ((5, ClusterError, more), (0, ValueError, "positive integer")):
+            with pytest.raises(error, match=message):
+                cluster.wait_for_workers(wrong)
+        for arguments, message in WRONG_SIZES:
+            with pytest.raises(OptionError, match=message):
+                cluster.scale(**arguments)
+        assert cluster.plan == cluster.requested == {"journal-0", "journal-1"}, "what Dask means by them"
     assert live(queue) == []
     assert not cluster.directory.tls.exists(), "credentials outlived the cluster"
     assert (cluster.directory.path / "journal.jsonl").exists()
+
+
+WRONG_SIZES: list[tuple[dict[str, Any], str]] = [
+    ({"n": -1}, "n must be"),
+    ({"jobs": 1.5}, "jobs must be"),
+    ({"gpus": 1}, "gpus_per_node is 0"),
+    ({}, "give a"),
+]
 
 
 def test_workers_of_gpu_jobs_are_named_after_their_job_and_have_a_gpu_resource(
@@ -78,17 +92,6 @@ def test_scale_counts_workers_and_rounds_up_to_jobs(
             cluster.scale(**arguments)
             cluster.settle()
             until(lambda jobs=jobs: len(cluster.worker_spec) == jobs, f"{arguments} are {jobs} jobs")
-
-
-def test_names_are_never_used_twice(queue: LocalQueue, until: Until) -> None:  # row 6
-    with LocalGPUCluster(**CPU, jobs=1) as cluster:
-        cluster.wait_for_workers(1)
-        cluster.scale(jobs=0)
-        cluster.scale(jobs=1)
-        until(
-            lambda: f"{cluster.name}-1" in {w["name"] for w in cluster.scheduler_info["workers"].values()},
-            "a worker of a new name joins",
-        )
 
 
 def test_adaptive_with_several_workers_a_job_does_not_oscillate(
@@ -145,6 +148,9 @@ def test_a_pending_job_is_given_up_before_a_running_one(
             "the third job waits",
         )
         [waiting] = [job.name for job in cluster.jobs if job.state == "pending"]
+        with pytest.raises(WorkerStartTimeoutError) as error:
+            cluster.wait_for_workers(6, timeout="1s")
+        assert re.search(r"^cluster pend: .*pending", error.value.__notes__[0]), "it says what it waited for"
         cluster.scale(jobs=2)
         cluster.settle()
         assert set(cluster.worker_spec) == {"pend-0", "pend-1", "pend-2"} - {waiting}
@@ -167,21 +173,6 @@ def test_a_job_that_dies_is_noticed_explained_and_replaced_under_a_new_name(  # 
         assert all(re.fullmatch(r"[\w.()\[\] -]+", title) for title in logs), "a notebook shows titles as HTML"
         assert f"dies-0 (job {victim.id})" in logs and "Start worker at" in logs[f"dies-0 (job {victim.id})"]
         assert not any("RuntimeWarning" in log for log in logs.values()), logs
-
-
-def test_jobs_that_fail_again_and_again_are_not_replaced_for_ever(
-    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The times themselves: tests/unit/test_replace_failed_jobs.py
-    monkeypatch.setattr("hpcgpu.scaling.replace_failed_jobs._BACKOFF", (0.0,) * 5)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ClusterWarning)
-        with LocalGPUCluster(jobs=1, **CPU, worker_restarts=2, worker_extra_args=["--no-such-option"]) as cluster:
-            with pytest.raises(ClusterError, match=r"3 worker jobs failed in a row.*worker_restarts=2") as caught:
-                cluster.wait_for_workers(1)
-            assert "--no-such-option" in str(caught.value), "the tail of the log is missing"
-            assert "3 worker jobs failed in a row" in repr(cluster)
-            assert len([j for j in cluster.jobs if j.kind == "worker"]) == 3
 
 
 class Refusing(LocalQueue):
@@ -231,12 +222,48 @@ def test_a_scheduler_that_cannot_start_is_an_error_with_its_log_and_leaves_no_jo
     assert live(queue) == []
 
 
+def test_a_scheduler_job_that_does_not_write_its_contact_is_an_error_and_leaves_no_job(queue: LocalQueue) -> None:
+    hangs = {"job_script_prologue": ["sleep 600"]}
+    with pytest.raises(ClusterError, match=r"runs on \S+, but published no contact within 2 s.* set cluster_directory"):
+        LocalGPUCluster(jobs=1, **CPU, death_timeout="2s", scheduler=hangs)
+    assert live(queue) == []
+
+
+def test_the_start_the_plan_and_the_end_of_spec_cluster_never_run(
+    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    for kind, name in ((SpecCluster, "_start"), (SpecCluster, "_correct_state"), (SpecCluster, "_close")):
+        monkeypatch.setattr(kind, name, lambda *_, name=name: ran.append(name))
+    for name in ("_start", "_close"):
+        monkeypatch.setattr(Cluster, name, lambda *_, name=name: ran.append(name))
+
+    async def in_a_notebook() -> None:  # which has an event loop, and its cluster another one
+        with LocalGPUCluster(**CPU) as cluster:
+            cluster.scale(jobs=1)
+            cluster.wait_for_workers(1)
+
+    async def asynchronous() -> None:
+        made = LocalGPUCluster(**CPU, asynchronous=True)
+        async with made as cluster, Client(cluster, asynchronous=True):
+            await cluster.scale(jobs=1)
+            await cluster.wait_for_workers(1)
+        await cluster.close()
+
+    asyncio.run(in_a_notebook())
+    asyncio.run(asynchronous())
+    with LocalGPUCluster(**CPU) as cluster, cluster.get_client() as client:
+        cluster.close()
+    cluster.close()
+    assert client.status == "closed" and cluster.status.name == "closed" and live(queue) == [] and not ran
+
+
 def test_closing_while_the_scheduler_job_waits_leaves_no_job(queue: LocalQueue, home: Path) -> None:  # row 9
     async def main() -> None:
         cluster = LocalGPUCluster(
             jobs=1, gpus_per_node=1, poll_interval=0.5, quiet=True, asynchronous=True, name="waits"
         )
-        starting = asyncio.ensure_future(cluster._start())
+        starting = asyncio.ensure_future(cluster._begin())
         while len(in_queue(queue, "waits")) < 2:
             await asyncio.sleep(0.05)
         await cluster.close()
@@ -303,32 +330,6 @@ def test_a_scheduler_that_dies_is_named_and_its_workers_are_cancelled(
     assert cluster.status.name == "closed"
 
 
-def test_pending_jobs_of_a_lost_cluster_are_cancelled_when_the_queue_answers_again(
-    queue: LocalQueue, until: Until, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = LocalGPUCluster(**GPU)
-    blocker = block_queue(queue, home)
-    cluster.scale(jobs=1)
-    until(lambda: len(live(queue)) == 3, "a worker job waits")
-    refused = list[int]()
-
-    def away(job_ids: Collection[str], *, only_pending: bool = False) -> None:
-        refused.append(len(list(job_ids)))
-        raise BatchUnavailable("the queue does not answer")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cluster.batch, "cancel", away)
-        with told(
-            "could not cancel .*: the queue does not answer. hpcgpu tries again until the queue has cancelled them"
-        ):
-            queue.cancel([job.id for job in cluster.jobs if job.kind == "scheduler"])
-        until(lambda: len(refused) > 2, "it tries again")
-        assert len(live(queue)) == 2
-    until(lambda: live(queue) == [blocker], "the worker job is cancelled, before anybody closes the cluster")
-    cluster.close()
-    queue.cancel([blocker])
-
-
 def test_a_second_manager_does_not_silence_the_first(
     queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # row 12
@@ -359,43 +360,6 @@ def test_jobs_keep_the_cluster_s_name_whatever_the_scheduler_s_metadata_say(queu
         assert set(cluster.worker_spec) == {"mine-0"}
 
 
-def test_a_worker_that_its_nanny_restarts_does_not_cost_the_job(queue: LocalQueue, until: Until) -> None:  # row 17
-    with (
-        dask.config.set({"distributed.deploy.lost-worker-timeout": "100ms"}),
-        LocalGPUCluster(jobs=1, **CPU) as cluster,
-    ):
-        cluster.wait_for_workers(1)
-        [address] = cluster.scheduler_info["workers"]
-        with Client(cluster) as client:
-            [pid] = client.run(os.getpid).values()
-            status = lambda dask_worker: dask_worker.status.name  # noqa: E731
-            until(lambda: set(client.run(status, nanny=True).values()) == {"running"}, "the nanny has started")
-            psutil.Process(pid).kill()
-            until(
-                lambda: cluster.scheduler_info["workers"] and address not in cluster.scheduler_info["workers"],
-                "a new worker",
-            )
-            assert client.submit(int).result() == 0
-        assert [j.state for j in cluster.jobs if j.kind == "worker"] == ["running"]
-        assert set(cluster.worker_spec) == {f"{cluster.name}-0"}
-
-
-def test_waiting_for_more_workers_than_were_asked_for_fails_at_once(queue: LocalQueue) -> None:
-    with LocalGPUCluster(jobs=1, **CPU) as cluster:
-        with pytest.raises(
-            ClusterError, match=r"will have only 1 worker in 1 job, but the program waits for 5: call scale\(5\)"
-        ):
-            cluster.wait_for_workers(5)
-        with pytest.raises(ValueError, match="positive integer"):
-            cluster.wait_for_workers(0)
-
-
-def test_waiting_ends_at_its_timeout(queue: LocalQueue, home: Path, fake_gpus: None) -> None:
-    with LocalGPUCluster(jobs=3, **GPU, name="full") as cluster, pytest.raises(WorkerStartTimeoutError) as error:
-        cluster.wait_for_workers(6, timeout="6s")
-    assert re.search(r"^cluster full: .*pending", error.value.__notes__[0]), "it says what it waited for"
-
-
 def test_the_scheduler_may_run_in_the_client_s_process(queue: LocalQueue) -> None:
     with LocalGPUCluster(scheduler="local", jobs=1, **CPU) as cluster:
         cluster.wait_for_workers(1)
@@ -415,44 +379,22 @@ def test_without_security_the_user_is_told_what_that_means(queue: LocalQueue) ->
         assert cluster.scheduler_address.startswith("tcp://")
 
 
-async def identity(address: str, **credentials: Any) -> dict[str, Any]:
-    """Ask a process of Dask who it is, in the protocol that all of them speak."""
-    comm = await connect(address, timeout=5, **credentials)
-    try:
-        await comm.write({"op": "identity", "reply": True})
-        answer: dict[str, Any] = await comm.read()
-        return answer
-    finally:
-        comm.abort()
-
-
-def test_nobody_without_credentials_gets_in(queue: LocalQueue) -> None:
-    anonymous = ssl.create_default_context()
-    anonymous.check_hostname, anonymous.verify_mode = False, ssl.CERT_NONE
-    with LocalGPUCluster(jobs=1, **CPU) as cluster:
-        cluster.wait_for_workers(1)
-        [worker] = cluster.scheduler_info["workers"].values()
-        own = cluster.security.get_connection_args("client")
-        for address, kind in (
-            (cluster.scheduler_address, "Scheduler"),
-            (*cluster.scheduler_info["workers"], "Worker"),
-            (worker["nanny"], "Nanny"),
-        ):
-            assert asyncio.run(identity(address, **own))["type"] == kind
-            for url, credentials in (
-                (address.replace("tls://", "tcp://"), {}),
-                (address, {"ssl_context": anonymous}),
-            ):
-                with pytest.raises(OSError, match=address.split("://")[1]):
-                    asyncio.run(identity(url, **credentials))
-
-
 def test_environment_values_arrive_as_they_are(queue: LocalQueue) -> None:
     values = {"ODD": 'a"; rm -rf "$HOME" #\n\ttwo  lines ', "TICKS": "`id` $(id) \\n 'q'", "UNICODE": "gauß – µ"}
     with LocalGPUCluster(jobs=1, **CPU, env=values) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(1)
         [found] = client.run(lambda names: {name: os.environ[name] for name in names}, list(values)).values()
         assert found == values
+
+
+def test_a_job_that_is_submitted_after_its_script_was_edited_uses_the_edited_one(queue: LocalQueue) -> None:
+    with LocalGPUCluster(**CPU) as cluster, Client(cluster) as client:
+        script = cluster.directory.path / "worker.sh"
+        script.write_text(script.read_text().replace("\numask 077\n", "\numask 077\nexport EDITED=yes\n"))
+        cluster.scale(jobs=1)
+        cluster.wait_for_workers(1)
+        assert [*client.run(lambda: os.environ.get("EDITED")).values()] == ["yes"]
+        assert cluster.job_script() == script.read_text()
 
 
 def test_the_same_name_twice_is_refused_and_a_closed_name_may_be_used_again(queue: LocalQueue) -> None:
@@ -539,40 +481,14 @@ def test_a_directory_that_cannot_be_written_is_refused(queue: LocalQueue, home: 
     assert list((queue.directory / "jobs").glob("*.json")) == []
 
 
-def test_scale_refuses_what_cannot_be(queue: LocalQueue) -> None:
-    with LocalGPUCluster(**CPU) as cluster:
-        for arguments, message in [
-            ({"n": -1}, "n must be"),
-            ({"jobs": 1.5}, "jobs must be"),
-            ({"gpus": 1}, "gpus_per_node is 0"),
-            ({}, "give a"),
-        ]:
-            with pytest.raises(OptionError, match=message):
-                cluster.scale(**arguments)
-
-
-def test_a_queue_that_does_not_answer_changes_nothing(
-    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, until: Until
-) -> None:
-    with LocalGPUCluster(jobs=1, **CPU) as cluster:
-        cluster.wait_for_workers(1)
-        polls: list[None] = []
-
-        def away(self: LocalQueue, ids: object) -> None:
-            polls.append(None)
-            raise BatchUnavailable("the controller is down")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(LocalQueue, "poll", away)
-            poll_now(cluster)
-            until(lambda: len(polls) >= 2, "two polls fail")
-            assert cluster.status.name == "running"
-            assert {job.state for job in cluster.jobs} <= {"running", "pending"}
-        cluster.wait_for_workers(1)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("when", ["waiting for the scheduler job", "running"])
+@pytest.mark.parametrize(
+    ("when", "number"),
+    [
+        ("waiting for the scheduler job", signal.SIGINT),
+        ("waiting for the scheduler job", signal.SIGTERM),
+        ("running", signal.SIGTERM),  # by the other signals: tests/slurm/test_slurm_cluster.py, test_exit.py
+    ],
+)
 def test_a_signal_leaves_no_job(queue: LocalQueue, home: Path, until: Until, number: signal.Signals, when: str) -> None:
     waiting = when != "running"
     blocker = [block_queue(queue, home)] if waiting else []
@@ -594,49 +510,3 @@ def test_a_program_that_ends_without_closing_leaves_no_job(queue: LocalQueue, un
     out, err = program.communicate(timeout=250)
     assert (out, program.returncode) == ("up\n", 0), err
     until(lambda: live(queue) == [], "the queue is empty")
-
-
-def test_jobs_may_be_told_to_outlive_the_program(queue: LocalQueue, until: Until) -> None:
-    program = start_program({**CPU, "jobs": 1, "name": "stays", "shutdown_on_close": False}, then="pass")
-    _, err = program.communicate(timeout=250)
-    assert program.returncode == 0, err
-    assert len(in_queue(queue, "stays")) == 2
-    queue.cancel(live(queue))
-    until(lambda: live(queue) == [], "the queue is empty")
-
-
-def test_the_journal_knows_every_job_before_the_queue_does(queue: LocalQueue, home: Path) -> None:
-    with LocalGPUCluster(jobs=2, **CPU, name="journal") as cluster:
-        submits = ClusterDirectory(home / "clusters" / "journal").submits()
-        assert {s.name for s in submits} == {"journal-scheduler", "journal-0", "journal-1"}
-        assert {s.job_id for s in submits} == {job.id for job in cluster.jobs}
-
-
-def test_what_is_in_the_cluster_directory_is_for_its_owner_alone(queue: LocalQueue, home: Path) -> None:
-    before = os.umask(0)
-    try:
-        with LocalGPUCluster(jobs=1, **CPU) as cluster:
-            cluster.wait_for_workers(1)
-            for path in [cluster.directory.path, *cluster.directory.path.rglob("*")]:
-                assert path.stat().st_mode & 0o077 == 0, path
-    finally:
-        os.umask(before)
-
-
-def test_no_secret_stands_in_scripts_logs_arguments_or_reprs(queue: LocalQueue) -> None:
-    with LocalGPUCluster(jobs=1, **CPU) as cluster:
-        cluster.wait_for_workers(1)
-        # the first lines of any two keys begin alike
-        secrets = (cluster.directory.tls / "key.pem").read_text().splitlines()[2:-1]
-        secrets.append(cluster.directory.dashboard_token())
-        own = [p for p in psutil.process_iter(["cmdline"]) if cluster.name in " ".join(p.info["cmdline"] or [])]
-        texts = [
-            cluster.job_script(),
-            cluster.scheduler_script(),
-            repr(cluster),
-            repr(cluster.jobs),
-            repr(cluster.options),
-        ]
-        texts += [*cluster.get_logs().values(), *(" ".join(p.info["cmdline"]) for p in own)]
-        assert own and all(len(secret) > 20 for secret in secrets)
-        assert not any(secret in text for secret in secrets for text in texts)

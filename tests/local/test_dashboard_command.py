@@ -27,8 +27,9 @@ from tests.conftest import live
 from tests.helpers import CPU, command, hpcgpu
 
 
-@pytest.fixture
-def cluster(queue: LocalQueue) -> Iterator[LocalGPUCluster]:
+@pytest.fixture(scope="module")
+def cluster(shared_queue: LocalQueue) -> Iterator[LocalGPUCluster]:
+    """A cluster that tests share."""
     with LocalGPUCluster(name="demo", **CPU) as cluster:
         yield cluster
 

@@ -82,6 +82,18 @@ def test_the_program_s_own_handlers_and_its_forked_children_stay_its_own(
     assert process.returncode == 0 and running(queue) == []
 
 
+def test_a_forked_child_ends_at_once_when_it_is_terminated(queue: LocalQueue, directory: ClusterDirectory) -> None:
+    """Python would run a handler only between two instructions, and never while the child waits for a lock."""
+    forked = (
+        "if (child := os.fork()) == 0:\n"
+        "    os._exit(any(signal.getsignal(n) is not signal.SIG_DFL for n in (signal.SIGTERM, signal.SIGHUP)))\n"
+        "assert os.waitpid(child, 0)[1] == 0"
+    )
+    with program(queue, directory, after=forked) as process:
+        pass
+    assert process.returncode == 0 and running(queue) == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, None], ids=["SIGTERM", "exit"])
 def test_a_program_whose_cluster_was_taken_over_ends_without_its_jobs(
     queue: LocalQueue, directory: ClusterDirectory, number: signal.Signals | None
@@ -129,5 +141,22 @@ except BatchUnavailable:
     del dispatcher.batch.cancel
 """
     with program(queue, directory, after=refused) as process:
+        pass
+    assert process.returncode == 0 and running(queue) == []
+
+
+def test_a_queue_that_does_not_answer_at_the_end_keeps_no_job_of_another_cluster(
+    queue: LocalQueue, directory: ClusterDirectory
+) -> None:
+    others = """
+from hpcgpu.errors import BatchUnavailable
+def refuses(timeout):
+    raise BatchUnavailable("no answer")
+for _ in range(20):  # in any order
+    other = Dispatcher(dispatcher.batch, dispatcher.directory, dispatcher.manager)
+    other.cancel_all = refuses
+    cancel_at_exit(other)
+"""
+    with program(queue, directory, after=others) as process:
         pass
     assert process.returncode == 0 and running(queue) == []

@@ -26,14 +26,13 @@ def devices(cluster: LocalGPUCluster) -> list[dict[str, Any]]:
     return list(cluster.sync(ask))
 
 
-@pytest.mark.parametrize("start", ["forkserver", "spawn"])
 def test_the_scheduler_knows_what_each_gpu_does_and_since_when_it_is_idle(
-    start: str, queue: LocalQueue, fake_gpus: None, home: Path, monkeypatch: pytest.MonkeyPatch, until: Until
+    queue: LocalQueue, fake_gpus: None, home: Path, monkeypatch: pytest.MonkeyPatch, until: Until
 ) -> None:
     says = home / "says"
     says.mkdir()
     monkeypatch.setenv("STUBNVML_READINGS", str(says))
-    with LocalGPUCluster(jobs=1, **GPU, name="gpus", worker_start=start) as cluster:
+    with LocalGPUCluster(jobs=1, **GPU, name="gpus") as cluster:
         cluster.add_worker_group("cpu", gpus_per_node=0)
         cluster.scale(jobs=1, worker_group="cpu")
         cluster.wait_for_workers(3)

@@ -21,7 +21,7 @@ def workers(client: Client) -> dict[str, Any]:
     """What the scheduler knows of its workers, by name."""
     return {
         about["name"]: {**about, "address": address}
-        for address, about in client.scheduler_info(n_workers=-1)["workers"].items()
+        for address, about in client.sync(client.scheduler.identity, n_workers=-1)["workers"].items()
     }
 
 

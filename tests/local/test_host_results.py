@@ -62,10 +62,11 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.fixture(params=["tcp", "ucx"])
+@pytest.fixture(scope="module", params=["tcp", "ucx"])
 def cluster(
-    request: pytest.FixtureRequest, queue: LocalQueue, libraries: str, fake_gpus: None
+    request: pytest.FixtureRequest, shared_queue: LocalQueue, libraries: str, fake_gpus: None
 ) -> Iterator[LocalGPUCluster]:
+    """A cluster that tests share."""
     asked = GPU | {"protocol": request.param, "env": {"PRETENDED": libraries}, "name": "results"}
     if request.param == "ucx":
         pytest.importorskip("distributed_ucxx")

@@ -234,7 +234,7 @@ def look(done: subprocess.CompletedProcess[str], user: User) -> None:
     # logged or not, or the fork server dies first, which the nanny calls an unknown signal.
     received = re.search(r"Received signal SIGTERM|SystemExit\W+143|End worker|killed by unknown signal", log)
     assert received, f"to cancel a job reaches the process in the container:\n{log}"
-    wait_until(lambda: not user.processes(), "no process of the cluster is left")
+    wait_until(lambda: not user.processes(), lambda: f"none of these is left: {user.processes()}")
 
 
 OPTIONS = {"env": {"GREETING": 'it\'s "me" $HOME'}, "local_directory": "/tmp/hpcgpu spill of $USER"}
@@ -257,7 +257,7 @@ def test_a_temporary_directory_of_the_job_alone_is_var_tmp_in_charliecloud(user:
     done = user.start(container=str(user.image), container_runtime="charliecloud", **options)
     assert done.returncode == 0, done.stderr
     assert [seen["environment"]["TMPDIR"] for seen in json.loads(done.stdout.splitlines()[-1])] == ["/var/tmp"] * 2
-    wait_until(lambda: not user.processes(), "no process of the cluster is left")
+    wait_until(lambda: not user.processes(), lambda: f"none of these is left: {user.processes()}")
 
 
 def test_the_check_looks_inside_a_container(user: User) -> None:
@@ -301,4 +301,4 @@ def test_worker_jobs_stay_when_a_scheduler_in_a_container_is_killed(
     done = user.goes_on(container=image, container_runtime=runtime)
     assert done.returncode == 0 and "gone and another one is started" in done.stderr, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == [1024, True], (done.stdout, done.stderr)
-    wait_until(lambda: not user.processes(), "no process of the cluster is left")
+    wait_until(lambda: not user.processes(), lambda: f"none of these is left: {user.processes()}")

@@ -241,7 +241,7 @@ def test_a_message_reaches_a_widget_while_a_cell_of_its_kernel_runs(server: Serv
     name, printed = server.place / "name", list[str]()
     code = f"""
 import pathlib, queue
-from hpcgpu.widget.inbox import opened
+from hpcgpu.widget.busy_kernel_inbox import opened
 messages = queue.SimpleQueue()
 inbox = opened(messages.put)
 pathlib.Path({str(name)!r}).write_text(inbox.name)

@@ -33,6 +33,7 @@ import pytest
 from bokeh.models.widgets.tables import HTMLTemplateFormatter
 from cryptography import x509
 from distributed import Client
+from distributed.comm import connect
 from distributed.dashboard.components import scheduler as scheduler_pages
 from distributed.security import Security
 from tornado.httpclient import HTTPClientError, HTTPRequest
@@ -49,8 +50,9 @@ pytestmark = pytest.mark.shows("Strangers are refused at every port")
 Until = Callable[..., None]
 
 
-@pytest.fixture
-def cluster(queue: LocalQueue) -> Iterator[LocalGPUCluster]:
+@pytest.fixture(scope="module")
+def cluster(shared_queue: LocalQueue) -> Iterator[LocalGPUCluster]:
+    """A cluster that the tests of this module share."""
     with LocalGPUCluster(**CPU, jobs=1, name="target") as cluster:
         cluster.wait_for_workers(1)
         yield cluster
@@ -201,8 +203,22 @@ def test_without_credentials_nothing_is_read(cluster: LocalGPUCluster, tmp_path:
                     assert not attacked(address, context, message), f"{what} by {name} to {address} got an answer"
     for context in (anonymous(), stranger):
         refused(cluster.scheduler_address, Stranger(context))
+    own = cluster.security.get_connection_args("client")
+    found = [asyncio.run(identity(f"tls://{host}:{port}", **own))["type"] for host, port in ports(cluster)]
+    assert found == ["Scheduler", "Worker", "Nanny"], "who has them is answered"
     assert not (tmp_path / "pwned").exists()
     works(cluster)
+
+
+async def identity(address: str, **credentials: Any) -> dict[str, Any]:
+    """Ask a process of Dask who it is, in the protocol that all of them speak."""
+    comm = await connect(address, timeout=5, **credentials)
+    try:
+        await comm.write({"op": "identity", "reply": True})
+        answer: dict[str, Any] = await comm.read()
+        return answer
+    finally:
+        comm.abort()
 
 
 def refused(address: str, security: Security) -> None:
@@ -392,8 +408,11 @@ def test_the_dashboard_leads_to_the_pages_of_its_workers_and_to_no_other_address
     assert "No worker has this address" not in text, (code, text)
 
 
-def test_the_token_is_shown_nowhere_but_where_it_is_asked_for(cluster: LocalGPUCluster) -> None:
-    token = cluster.directory.dashboard_token()
+def test_no_secret_is_shown_but_the_token_where_it_is_asked_for(cluster: LocalGPUCluster) -> None:
+    token, tls = cluster.directory.dashboard_token(), cluster.directory.tls
+    # the first lines of any two keys begin alike
+    secrets = [token, *(tls / "key.pem").read_text().splitlines()[2:-1], (tls / "ucx.key").read_text().strip()]
+    assert len(secrets) > 2 and all(len(secret) > 20 for secret in secrets)
     request(cluster.dashboard_link_with_token())
     request(f"{cluster.dashboard_link}none?token={token}")
     with Client(cluster, set_as_default=False) as client:
@@ -404,6 +423,10 @@ def test_the_token_is_shown_nowhere_but_where_it_is_asked_for(cluster: LocalGPUC
             client._repr_html_(),
             client.dashboard_link,
             cluster.dashboard_link,
+            repr(cluster.jobs),
+            repr(cluster.options),
+            cluster.job_script(),
+            cluster.scheduler_script(),
         ]
         shown += [str(cluster.get_logs()), str(client.get_worker_logs()), str(client.get_scheduler_logs())]
     for process in processes(cluster):
@@ -412,9 +435,9 @@ def test_the_token_is_shown_nowhere_but_where_it_is_asked_for(cluster: LocalGPUC
     shown += [
         path.read_text()
         for path in cluster.directory.path.rglob("*")
-        if path.is_file() and path.name != "dashboard.token"
+        if path.is_file() and path.name != "dashboard.token" and path.parent != tls
     ]
-    assert token not in "".join(shown) and len(shown) > 15
+    assert not any(secret in text for secret in secrets for text in shown) and len(shown) > 15
     assert token in cluster.dashboard_link_with_token()
 
 

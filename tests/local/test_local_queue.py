@@ -233,6 +233,22 @@ def test_what_a_script_leaves_behind_is_ended(site: Site) -> None:
     assert site.ended(job).state is JobState.COMPLETED
 
 
+def test_a_process_in_a_container_does_not_take_the_jobs_for_lost(site: Site) -> None:
+    """A container may have process ids of its own: the supervisors are not among them."""
+    alone = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*alone, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody make a PID namespace")
+    program = "import sys; from hpcgpu.batch.local.queue import LocalQueue; print(LocalQueue().poll(sys.argv[1:]))"
+    poll = f'echo begun; exec {" ".join(alone)} {sys.executable} -P -c "$0" "$@"'
+    other = site.submit(FOREVER)
+    job = site.submit(f"cd {ROOT} && bash -c '{poll}' '{program}' {other} $HPCGPU_JOB_ID\necho polled\n{FOREVER}")
+    wait_for(lambda: "polled" in site.log(job))
+    assert "begun" in site.log(job) and "RUNNING" in site.log(job)
+    assert (site.state(other), site.state(job)) == (JobState.RUNNING, JobState.RUNNING)
+    site.queue.cancel([other, job])
+    assert {site.ended(one).state for one in (other, job)} == {JobState.CANCELLED}
+
+
 def test_a_cancelled_job_has_time_to_save_what_it_has(site: Site) -> None:
     job = site.submit("trap 'sleep 0.5; echo saved; exit' TERM; echo started; while :; do sleep 0.1; done")
     wait_for(lambda: "started" in site.log(job))

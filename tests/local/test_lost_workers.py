@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from distributed import Client
 from fake_pbs import Site
@@ -156,7 +157,11 @@ def test_a_process_that_crashes_leaves_a_traceback_in_the_log_of_its_job(queue: 
 def test_a_worker_that_its_nanny_restarts_does_not_cost_the_job(
     queue: LocalQueue, fake_gpus: None, until: Until
 ) -> None:  # row 17
-    with LocalGPUCluster(name="again", jobs=1, **FOUR) as cluster, Client(cluster) as client:
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "100ms"}),
+        LocalGPUCluster(name="again", jobs=1, **FOUR) as cluster,
+        Client(cluster) as client,
+    ):
         cluster.wait_for_workers(4)
         pids = client.run(os.getpid)
         [(address, pid)] = list(pids.items())[:1]
@@ -164,6 +169,7 @@ def test_a_worker_that_its_nanny_restarts_does_not_cost_the_job(
         until(lambda: address not in cluster.scheduler_info["workers"], "it is gone")
         cluster.wait_for_workers(4)
         assert names(cluster) == {f"again-0-{i}" for i in range(4)}
+        assert client.submit(int).result() == 0
         poll_and_decide(cluster)
         assert [job.reason for job in cluster.jobs] == ["", ""]
         assert list(cluster.workers) == ["again-0"] and "lost 1 of 4 workers" not in messages(cluster)

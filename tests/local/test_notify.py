@@ -62,15 +62,6 @@ def test_a_command_is_told_when_the_cluster_is_ready_has_lost_a_job_and_has_ende
     assert "cluster told was closed" in log.text
 
 
-def test_a_cluster_whose_scheduler_is_lost_has_ended(queue: LocalQueue, log: Log, until: Until) -> None:
-    with LocalGPUCluster(**CPU, name="lost", jobs=0, notify=log.command):
-        with told("the scheduler of cluster lost is gone"):
-            queue.cancel(in_queue(queue, "lost-scheduler"))
-        until(lambda: log.events == ["ended"], "the cluster has ended")
-    assert log.events == ["ended"], "once"
-    assert "the scheduler of cluster lost is gone" in log.text
-
-
 @pytest.mark.parametrize("left", [False, True])
 def test_a_restart_of_the_scheduler_is_told(queue: LocalQueue, log: Log, until: Until, left: bool) -> None:
     """By the program that manages the cluster; by the manager in the scheduler job if the program has left."""
@@ -154,6 +145,7 @@ def test_who_attaches_tells_what_was_not_told_before(queue: LocalQueue, log: Log
     program.send_signal(signal.SIGKILL)
     program.communicate()
     with LocalGPUCluster.from_name("kept") as cluster:
+        assert cluster.shutdown_on_close, "nobody detached it: it ends with this program"
         cluster.wait_for_workers()
         cluster.settle()
     assert log.events == ["ready", "ended"], "the command of the start, and no second ready"
@@ -186,9 +178,13 @@ def test_results_are_saved_before_the_walltime_ends_and_the_next_cluster_has_the
     def save(cluster: LocalGPUCluster) -> None:
         client = cluster.get_client()
         saved.write_text(str(client.get_dataset("total").result()))
+        raise OSError("the disk is full")
 
     options = {**CPU, "ending_notice": "1h", "notify": log.command}
-    with LocalGPUCluster(**options, name="first", jobs=1, scheduler={"walltime": "60s"}, on_ending=save) as cluster:
+    with (
+        told("on_ending failed: OSError"),
+        LocalGPUCluster(**options, name="first", jobs=1, scheduler={"walltime": "60s"}, on_ending=save) as cluster,
+    ):
         client = cluster.get_client()
         client.publish_dataset(total=client.submit(sum, [1, 2, 3]))
         until(lambda: saved.exists() and saved.read_text() == "6", "it is saved before the end")
@@ -199,16 +195,6 @@ def test_results_are_saved_before_the_walltime_ends_and_the_next_cluster_has_the
     with LocalGPUCluster(**CPU, name="second", jobs=1) as cluster:
         client = cluster.get_client()
         assert client.submit(sum, [int(saved.read_text()), 4]).result() == 10
-
-
-def test_a_function_before_the_end_that_fails_is_a_warning(queue: LocalQueue) -> None:
-    def save(cluster: LocalGPUCluster) -> None:
-        raise OSError("the disk is full")
-
-    with told("on_ending failed: OSError"):
-        cluster = LocalGPUCluster(**CPU, name="full", scheduler={"walltime": "40s"}, on_ending=save)
-    assert cluster.status.name == "running"
-    cluster.close()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pty
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +23,7 @@ from hpcgpu.existing_clusters.lookup import locate
 from hpcgpu.existing_clusters.snapshot import Observer
 from hpcgpu.existing_clusters.stop import stop
 from hpcgpu.orders import change_size
-from tests.conftest import told
+from tests.conftest import live, told
 from tests.helpers import CPU, GPU, command, kill_program, printed
 from tests.helpers import hpcgpu as hpcgpu_command
 
@@ -52,6 +55,48 @@ def test_a_snapshot_is_the_same_for_the_program_that_manages_the_cluster_and_for
     closed = cluster.snapshot()
     assert (closed.state, closed.gpus) == ("closed", 0) and closed.gpu_hours > 0
     assert hpcgpu.snapshot("seen").state == "closed"
+
+
+def order(config: Path, cluster: str, command: str, **given: Any) -> str:
+    """Order as a program on a laptop does; return what is wrong."""
+    config.write_text(json.dumps({"command": command, **given}))
+    return hpcgpu_command("order", "--config", str(config), "--", cluster).stderr
+
+
+def test_worker_groups_that_another_program_changes_are_changed_by_the_program_that_manages_the_cluster(
+    queue: LocalQueue, tmp_path: Path, until: Until
+) -> None:
+    config, big = tmp_path / "order", {"name": "big", "jobs": 1, "gpus_per_node": 0, "cores": 1}
+    with LocalGPUCluster(**CPU, name="seen", jobs=1) as cluster:
+        cluster.wait_for_workers(1)
+        assert order(config, "seen", "add_worker_group", **big) == ""
+        assert cluster.managing and not cluster.directory.detached, "it was taken over"
+        cluster.wait_for_workers(2)
+        assert {group.name: group.options.cores for group in cluster._state.registry.groups.values()}["big"] == 1
+        assert "a worker group named 'big' already" in order(config, "seen", "add_worker_group", **big)
+        assert "the default group cannot be" in order(config, "seen", "delete_worker_group", name="default")
+        assert order(config, "seen", "delete_worker_group", name="big") == ""
+        assert "no worker group named 'big'" in order(config, "seen", "delete_worker_group", name="big")
+        until(lambda: len(live(queue)) == 2, "the job of the group has ended")
+        assert cluster.managing and not cluster.directory.detached
+    assert live(queue) == []
+
+
+def test_worker_groups_of_a_cluster_without_a_manager_are_changed_by_the_program_that_wants_it(
+    queue: LocalQueue, tmp_path: Path
+) -> None:
+    LocalGPUCluster(**CPU, name="left").detach()
+    big = {"name": "big", "jobs": 1, "gpus_per_node": 0, "cores": 1}
+    assert order(tmp_path / "order", "left", "add_worker_group", **big) == ""
+    assert len(live(queue)) == 2
+    with LocalGPUCluster.from_name("left") as cluster:
+        cluster.wait_for_workers(1)
+        assert list(cluster._state.registry.groups) == ["default", "big"]
+        cluster.detach()
+    assert order(tmp_path / "order", "left", "delete_worker_group", name="big") == ""
+    assert list(locate("left").wanted().groups) == ["default"]
+    assert stop(locate("left"), queue) is not None
+    assert live(queue) == []
 
 
 def test_a_job_that_has_ended_is_not_shown_as_running_long_after_however_seldom_the_queue_is_polled(
@@ -89,6 +134,23 @@ def test_another_program_scales_a_cluster_while_its_own_program_computes_and_kee
             change_size.scale(locate("served"), jobs=1, worker_group="other")
         assert "another program requests scale" in cluster.get_logs()["Cluster"]
 
+        # by the command
+        done = hpcgpu_command("adapt", "served", "--minimum-jobs", "1", "--maximum-jobs", "4", "--idle-timeout", "5m")
+        assert done.returncode == 0, done.stderr
+        assert f"process {os.getpid()}" in done.stdout and "scales it by its work from now on" in done.stdout
+        assert cluster.managing and not cluster.directory.detached
+        assert cluster.adaptive is not None and (cluster.adaptive.minimum, cluster.adaptive.maximum) == (1, 4)
+        done = hpcgpu_command("adapt", "served", "--minimum-jobs", "3", "--maximum-jobs", "2")
+        assert done.returncode == 2 and "minimum" in done.stderr
+        terminal, program = pty.openpty()
+        asks = command("adapt", "served", "--maximum-jobs", "1")
+        said = subprocess.run(asks, stdin=program, capture_output=True, timeout=250)
+        os.close(terminal)
+        os.close(program)
+        assert said.returncode == 0, said.stderr
+        until(lambda: "as you work interactively" in cluster.adaptive.state.reason, "at a terminal sits a person")
+        assert cluster.managing
+
 
 _SCALE = """
 import sys
@@ -112,18 +174,6 @@ def test_no_request_takes_a_cluster_that_waits_away_from_its_program(
                 with pytest.raises(ClusterError, match=r"manages cluster behind.*takes no requests now"):
                     change_size.scale(locate("behind"), jobs=2)
             assert cluster.managing and not cluster.directory.detached
-
-
-def test_a_program_whose_cluster_has_ended_does_nothing_to_a_later_one_of_that_name(queue: LocalQueue) -> None:
-    first = LocalGPUCluster(**CPU, name="twice", jobs=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        stop(first.directory, first.batch)
-        with LocalGPUCluster(**CPU, name="twice", jobs=1) as second:
-            second.wait_for_workers(1)
-            _Control(first).stop()  # a click that the kernel got late
-            assert first.snapshot().state != "running"
-            assert not second.directory.closing and second.snapshot().workers == 1
 
 
 def test_a_cluster_without_a_manager_is_scaled_and_left_to_itself(queue: LocalQueue, until: Until) -> None:
@@ -260,25 +310,3 @@ def test_the_command_scales_a_cluster_and_leaves_it_to_its_program(queue: LocalQ
         assert done.returncode == 0 and "stays-1" in [job["name"] for job in printed("scale", done.stdout)], done.stderr
         assert cluster.managing and not cluster.directory.detached
         cluster.wait_for_workers(1)
-
-
-def test_the_command_lets_the_program_of_a_cluster_adapt_it_and_leaves_it_to_it(
-    queue: LocalQueue, until: Until
-) -> None:
-    with LocalGPUCluster(**CPU, name="stays", jobs=1) as cluster:
-        cluster.wait_for_workers(1)
-        done = hpcgpu_command("adapt", "stays", "--minimum-jobs", "1", "--maximum-jobs", "3", "--idle-timeout", "5m")
-        assert done.returncode == 0, done.stderr
-        assert f"process {os.getpid()}" in done.stdout and "scales it by its work from now on" in done.stdout
-        assert cluster.managing and not cluster.directory.detached
-        assert cluster.adaptive is not None and (cluster.adaptive.minimum, cluster.adaptive.maximum) == (1, 3)
-        done = hpcgpu_command("adapt", "stays", "--minimum-jobs", "3", "--maximum-jobs", "2")
-        assert done.returncode == 2 and "minimum" in done.stderr
-        terminal, program = pty.openpty()
-        asks = command("adapt", "stays", "--maximum-jobs", "1")
-        said = subprocess.run(asks, stdin=program, capture_output=True, timeout=250)
-        os.close(terminal)
-        os.close(program)
-        assert said.returncode == 0, said.stderr
-        until(lambda: "as you work interactively" in cluster.adaptive.state.reason, "at a terminal sits a person")
-        assert cluster.managing

@@ -24,6 +24,7 @@ from distributed.exceptions import WorkerStartTimeoutError
 import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster, NoCluster, OptionError, SlurmGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cluster.notebook import _Control
 from hpcgpu.errors import BatchUnavailable, ClusterWarning, SubmitRefused
 from hpcgpu.existing_clusters.lookup import locate
 from hpcgpu.existing_clusters.stop import stop
@@ -86,17 +87,6 @@ def test_a_detached_cluster_keeps_its_jobs_and_its_data_and_is_taken_up_again(qu
         LocalGPUCluster.from_name("kept")
 
 
-def test_a_cluster_whose_program_was_killed_is_taken_up(queue: LocalQueue) -> None:
-    program = start_program(CPU | {"name": "orphan", "jobs": 1})
-    assert program.stdout is not None and program.stdout.readline() == "up\n"
-    program.send_signal(signal.SIGKILL)
-    program.communicate()
-    with LocalGPUCluster.from_name("orphan") as cluster:
-        cluster.wait_for_workers(1)
-        assert cluster.shutdown_on_close, "nobody detached it: it ends with this program"
-    assert live(queue) == []
-
-
 def test_worker_groups_come_back_with_their_options_and_deleted_ones_do_not(queue: LocalQueue) -> None:
     cluster = LocalGPUCluster(name="groups", jobs=0, **CPU)
     cluster.add_worker_group("big", gpus_per_node=0, cores=1, resources={"MEMORY": 2}, jobs=1)
@@ -112,16 +102,6 @@ def test_worker_groups_come_back_with_their_options_and_deleted_ones_do_not(queu
     again.detach()
     with LocalGPUCluster.from_name("groups") as third, pytest.raises(OptionError, match="no worker group named 'big'"):
         third.scale(jobs=1, worker_group="big")
-
-
-def test_leaving_a_detached_cluster_again_leaves_its_jobs(queue: LocalQueue) -> None:
-    LocalGPUCluster(name="left", jobs=1, shutdown_on_close=False, **CPU).close()
-    assert len(live(queue)) == 2
-    LocalGPUCluster.from_name("left", shutdown_on_close=False).close()
-    LocalGPUCluster.from_name("left").detach()
-    assert len(live(queue)) == 2
-    LocalGPUCluster.from_name("left").close()
-    assert live(queue) == []
 
 
 def test_a_cluster_whose_take_over_fails_goes_on_as_before(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,7 +375,7 @@ async def test_a_program_that_closes_before_it_has_taken_a_cluster_over_leaves_i
         await asyncio.Event().wait()
 
     with monkeypatch.context() as patch:
-        patch.setattr("hpcgpu.manager.manager.running_scheduler", asked)
+        patch.setattr("hpcgpu.manager.connect_to_scheduler.running_scheduler", asked)
         cluster = LocalGPUCluster.from_name("kept", asynchronous=True)
         start = asyncio.ensure_future(cluster.manager.start())
         await asks.wait()
@@ -428,29 +408,18 @@ async def _name_of(path: Path) -> str:
         return str(client.id).removeprefix("Client-hpcgpu-").rsplit("-", 5)[0]
 
 
+@pytest.mark.filterwarnings("ignore::hpcgpu.errors.ClusterWarning")
 def test_an_old_program_leaves_a_later_cluster_of_the_same_name_alone(queue: LocalQueue) -> None:
     old = LocalGPUCluster(name="same", **CPU | {"poll_interval": 600})
     assert stop(old.directory, queue) == []
     with LocalGPUCluster(name="same", jobs=1, **CPU) as new:
         new.wait_for_workers(1)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ClusterWarning)
-            old.close()
+        _Control(old).stop()  # a click that the kernel got late
+        old.close()
+        assert old.snapshot().state != "running" and not new.directory.closing
         assert new.directory.tls.is_dir() and new.directory.contact() is not None and not new.directory.closed
         new.scale(jobs=2)
         new.wait_for_workers(2)
-
-
-def test_a_scheduler_that_is_busy_does_not_cost_the_cluster_its_life(
-    queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = LocalGPUCluster(name="busy", jobs=1, **CPU)
-    first.wait_for_workers(1)
-    first.detach()
-    monkeypatch.setattr("hpcgpu.manager.manager._ENVIRONMENT_TIMEOUT", 0.0)
-    with LocalGPUCluster.from_name("busy") as again:
-        again.wait_for_workers(1)
-        assert "software was not compared, because the scheduler did not answer" in again.get_logs()["Cluster"]
 
 
 def test_a_cluster_whose_scheduler_is_busy_for_a_while_can_be_taken_over(
@@ -458,24 +427,32 @@ def test_a_cluster_whose_scheduler_is_busy_for_a_while_can_be_taken_over(
 ) -> None:
     LocalGPUCluster(name="busy", jobs=0, **CPU).detach()
     monkeypatch.setattr("hpcgpu.manager.scheduler_client._TIMEOUT", 0.5)
+    monkeypatch.setattr("hpcgpu.manager.connect_to_scheduler._ENVIRONMENT_TIMEOUT", 0.0)
     with hpcgpu.connect("busy", quiet=True) as client, ThreadPoolExecutor() as pool:
         busy = pool.submit(client.run_on_scheduler, time.sleep, 5)
         with LocalGPUCluster.from_name("busy") as again:
             busy.result()
             assert again.status.name == "running"
+            assert "software was not compared, because the scheduler did not answer" in again.get_logs()["Cluster"]
 
 
-def test_jobs_that_were_left_outlive_the_end_of_the_program(queue: LocalQueue, home: Path) -> None:
-    made = LocalGPUCluster(name="left", jobs=1, **CPU | {"lease": 0})
-    made.wait_for_workers(1)
+def test_jobs_that_were_left_outlive_the_end_of_the_program(queue: LocalQueue) -> None:
+    """Of the program that made the cluster and does not close it, and of those that take it over and close it."""
+    made = start_program({**CPU, "jobs": 1, "name": "left", "shutdown_on_close": False, "lease": 1}, then="pass")
+    _, said = made.communicate(timeout=250)
+    assert made.returncode == 0, said
+    assert len(live(queue)) == 2
     program = "from hpcgpu import LocalGPUCluster; LocalGPUCluster.from_name('left', shutdown_on_close=False).close()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
-    assert len(live(queue)) == 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ClusterWarning)
-        made.close()
-    assert stop(made.directory, queue) == []
+    with LocalGPUCluster.from_name("left", shutdown_on_close=False) as cluster:
+        cluster.wait_for_workers(1)
+    directory = cluster.directory
+    assert len(live(queue)) == 2 and (directory.path / "contact.json").exists()
+    assert directory.detached, "no lease ends it"
+    manager = directory.manager()
+    assert manager is not None and manager.lives is False, "this program, which goes on, is not in the way of commands"
+    assert stop(directory, queue) == []
 
 
 def test_a_cluster_is_left_in_the_size_that_was_requested_last(queue: LocalQueue, until: Until) -> None:
@@ -583,7 +560,7 @@ def test_a_scheduler_that_hangs_holds_no_program_that_leaves_its_cluster(
             os.close(end)
         hangs.result()
     assert cluster.directory.detached
-    assert not any(submit.cancelled for submit in cluster.directory.submits()), "the next manager decides"
+    assert not any(submit.unwanted for submit in cluster.directory.submits()), "the next manager decides"
     stop(cluster.directory, queue)
     until(lambda: live(queue) == [], "it is stopped")
 

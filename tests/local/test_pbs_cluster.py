@@ -12,7 +12,6 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from distributed import Client
@@ -21,7 +20,6 @@ from fake_pbs import Site
 from hpcgpu import ClusterError, OptionError, PBSGPUCluster, snapshot
 from hpcgpu.errors import ClusterWarning
 from hpcgpu.runtime.scheduler_connection import FIRST_POLL
-from tests.conftest import told
 from tests.helpers import (
     GPU,
     answers,
@@ -30,7 +28,6 @@ from tests.helpers import (
     holds_workers,
     hpcgpu,
     names,
-    package_reaches_all_workers,
 )
 from tests.helpers import PBS_CPU as CPU
 
@@ -47,6 +44,7 @@ def test_a_cluster_comes_up_computes_and_leaves_no_job(pbs: Site) -> None:
             assert client.submit(sum, [1, 2, 3]).result() == 6
             assert set(client.run(os.getcwd).values()) == {str(pbs.home)}
         assert cluster.scheduler_address.startswith("tls://")
+        assert {stat.S_IMODE(job.log.stat().st_mode) for job in cluster.jobs} == {0o600}, "logs are the user's own"
         assert {job.kind: job.state for job in cluster.jobs} == {"scheduler": "running", "worker": "running"}
         logs = cluster.get_logs(cluster=False)
         assert len(logs) == 3
@@ -75,12 +73,6 @@ def test_workers_of_gpu_jobs_have_their_gpus_and_a_program_holds_them(fake_gpus:
         have_their_gpus(cluster)
         holds_workers(cluster, lambda job_id: pbs.run("qdel", job_id), until)
     assert pbs.alive() == {}
-
-
-@pytest.mark.shows("A package of the user's own on all workers")
-def test_a_package_reaches_present_and_later_workers(pbs: Site, tmp_path: Path) -> None:
-    with PBSGPUCluster(jobs=1, **CPU) as cluster:
-        package_reaches_all_workers(cluster, tmp_path)
 
 
 def test_a_job_of_two_nodes_brings_workers_on_each_through_pbsdsh(fake_gpus: None, pbs: Site) -> None:
@@ -161,38 +153,14 @@ def test_a_suspended_job_is_said_to_be_suspended(pbs: Site, until: Until) -> Non
         until(lambda: not any(job.reason for job in cluster.jobs), "it was resumed")
 
 
-def test_a_job_that_is_deleted_by_somebody_is_told_and_replaced(pbs: Site, until: Until) -> None:
-    with PBSGPUCluster(jobs=1, name="cut", **CPU) as cluster:
-        cluster.wait_for_workers(1)
-        [job_id] = pbs.alive("cut-0")
-        with told(r"cancelled it.*\[Job run at .* and terminated by "):
-            pbs.run("qdel", job_id)
-            until(lambda: names(cluster) == {"cut-1"}, "another job takes its place")
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            {"cores": 999},
-            r"no node can satisfy it.*\[Can Never Run: Insufficient amount of resource: ncpus \(R: 999",
-        ),
-        ({"cores": 17}, r"no node of its queue is large enough.*\[Not Running: .*; no node has ncpus=17"),
-        (
-            {"nodes_per_job": 3},
-            r"there are fewer such nodes than it requests: check `nodes_per_job` \[Can Never Run: Not enough total",
-        ),
-        (
-            {"select_extra": "gpu_type=h100"},
-            r"no node of its queue is large enough.*no node has ncpus=1.*gpu_type=h100",
-        ),
-    ],
-)
-def test_a_request_that_no_node_can_fill_is_said(pbs: Site, options: dict[str, Any], words: str) -> None:
-    """Whatever the poll interval is."""
-    given = CPU | {"scheduler": {"cores": 1, "select_extra": "gpu_type=a100"}, "jobs": 1, "poll_interval": 3600.0}
-    given |= options
-    with PBSGPUCluster(**given) as cluster, pytest.raises(ClusterError, match=f"will never start: {words}"):
+def test_a_request_that_no_node_can_fill_is_said(pbs: Site) -> None:
+    """Whatever the poll interval is. What else PBS says of such requests: tests/queue/test_pbs_batch.py."""
+    options = CPU | {"scheduler": {"cores": 1, "select_extra": "gpu_type=a100"}, "poll_interval": 3600.0}
+    words = r"no node of its queue is large enough.*no node has ncpus=1.*gpu_type=h100"
+    with (
+        PBSGPUCluster(**options, jobs=1, select_extra="gpu_type=h100") as cluster,
+        pytest.raises(ClusterError, match=f"will never start: {words}"),
+    ):
         cluster.wait_for_workers(1)
     assert pbs.alive() == {}
 
@@ -282,12 +250,6 @@ def test_a_scheduler_in_this_program_leaves_no_jobs_behind(pbs: Site) -> None:
     with pytest.raises(OptionError, match="scheduler='local' does not work with shutdown_on_close=False"):
         PBSGPUCluster(scheduler="local", jobs=1, shutdown_on_close=False, **CPU)
     assert pbs.calls("qsub") == []
-
-
-def test_logs_are_the_user_s_own(pbs: Site) -> None:
-    with PBSGPUCluster(**CPU) as cluster:
-        [job] = cluster.jobs
-        assert stat.S_IMODE(job.log.stat().st_mode) == 0o600
 
 
 def test_the_demo_runs_on_pbs(fake_gpus: None, pbs: Site) -> None:

@@ -24,7 +24,8 @@ if __name__ == "__main__":
     with LocalGPUCluster(**options) as cluster:
         cluster.wait_for_workers(timeout=200)
         with cluster.get_client() as client:
-            print(len(client.scheduler_info(n_workers=-1)["workers"]), client.submit(sum, [1, 2, 3]).result())
+            workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
+            print(len(workers), client.submit(sum, [1, 2, 3]).result())
 """
 
 

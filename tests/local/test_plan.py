@@ -10,7 +10,7 @@ from fake_pbs import Site
 from hpcgpu import BatchError, LocalGPUCluster, OptionError, PBSGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live
-from tests.helpers import CPU, block_queue, hpcgpu, printed
+from tests.helpers import block_queue, hpcgpu, printed
 
 pytestmark = pytest.mark.shows("`plan`: when a cluster would start")
 
@@ -88,8 +88,3 @@ def test_where_qstat_fails_a_plan_says_only_what_it_knows(pbs: Site, home: Path)
     pbs.fault("qstat", stdout="", stderr="qstat: something odd\n", rc=1, always=True)
     with pytest.raises(BatchError):
         PBSGPUCluster.plan(jobs=1)
-
-
-def test_the_plan_of_a_cluster_is_what_dask_means_by_it(queue: LocalQueue) -> None:
-    with LocalGPUCluster(**CPU, jobs=1, name="plain") as cluster:
-        assert cluster.plan == cluster.requested == {"plain-0"}

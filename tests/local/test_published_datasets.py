@@ -92,14 +92,13 @@ def test_uploaded_packages_are_there_again_before_the_datasets_that_need_them(
     with LocalGPUCluster(**RESTART, checkpoint_directory=tmp_path / "saved") as cluster, cluster.get_client() as client:
         cluster.wait_for_workers(2)
         assert cluster.upload_package(package) == ["mine"]
+        (package / "__init__.py").write_text("class Number(int):\n    version = 2\n")
+        assert cluster.upload_package(package) == ["mine"]
         client.publish_dataset(kept=client.submit(lambda: __import__("mine").Number(5)))
         cluster.checkpoint(client.get_dataset("kept"), name="kept")
         end_scheduler(cluster, client)
         assert client.submit(str, client.get_dataset("kept")).result() == "5"
         assert client.submit(lambda number: type(number).__module__, client.get_dataset("kept")).result() == "mine"
-        (package / "__init__.py").write_text("class Number(int):\n    version = 2\n")
-        cluster.upload_package(package)
-        end_scheduler(cluster, client)
         assert client.submit(lambda: __import__("mine").Number.version).result() == 2
 
 

@@ -27,7 +27,8 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.client.hold import Hold
 from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.existing_clusters.lookup import locate
-from hpcgpu.manager import manager, restart_scheduler, start_cluster
+from hpcgpu.manager import connect_to_scheduler, start_cluster
+from hpcgpu.scaling import scheduler_restarts
 from tests.conftest import live, told
 from tests.helpers import CPU, GPU, messages, travels, waits_for_file
 from tests.helpers import hpcgpu as command_line
@@ -108,11 +109,17 @@ def test_requests_of_a_client_wait_for_the_next_scheduler(queue: LocalQueue, hom
         ThreadPoolExecutor() as threads,
     ):
         cluster.wait_for_workers(1)
-        lost = client.submit(time.sleep, 1000)
+        closes = Client(cluster, set_as_default=False)
+        lost = [one.submit(time.sleep, 1000) for one in (client, closes)]
         with told(GONE):
             end_scheduler(client, signal.SIGKILL)
-            with pytest.raises(FutureCancelledError, match=GONE):
-                lost.result(timeout=60)
+            for future in lost:
+                with pytest.raises(FutureCancelledError, match=GONE):
+                    future.result(timeout=60)
+            request = threads.submit(closes.list_datasets)
+            closes.close()
+            with pytest.raises((CommClosedError, CancelledError, RuntimeError)):
+                request.result(timeout=60)
             datasets, pid = threads.submit(client.list_datasets), threads.submit(client.run_on_scheduler, os.getpid)
             runs = threads.submit(client.run, os.getpid)
             with pytest.raises(TimeoutError):
@@ -124,22 +131,6 @@ def test_requests_of_a_client_wait_for_the_next_scheduler(queue: LocalQueue, hom
             assert len(runs.result()) == 1, "a call on all workers waits for a worker"
             assert datasets.result() == () and pid.result() == client.run_on_scheduler(os.getpid)
         assert client.submit(lambda: __import__("of_the_user").number).result() == 7
-
-
-def test_a_client_that_waits_for_the_next_scheduler_can_be_closed(queue: LocalQueue) -> None:
-    with LocalGPUCluster(name="demo", jobs=1, **RESTART) as cluster, ThreadPoolExecutor() as threads:
-        cluster.wait_for_workers(1)
-        client = Client(cluster, set_as_default=False)
-        lost = client.submit(time.sleep, 1000)
-        with told(GONE):
-            end_scheduler(client, signal.SIGKILL)
-            with pytest.raises(FutureCancelledError, match=GONE):
-                lost.result(timeout=60)
-            request = threads.submit(client.list_datasets)
-            client.close()
-            with pytest.raises((CommClosedError, CancelledError, RuntimeError)):
-                request.result(timeout=60)
-            cluster.wait_for_workers(1)
 
 
 def test_a_pbs_job_of_two_nodes_stays_when_the_scheduler_is_restarted(fake_gpus: None, pbs: Site, until: Until) -> None:
@@ -159,11 +150,14 @@ def test_a_pbs_job_of_two_nodes_stays_when_the_scheduler_is_restarted(fake_gpus:
 def test_a_scheduler_that_somebody_cancels_ends_the_cluster(queue: LocalQueue) -> None:
     with LocalGPUCluster(name="demo", jobs=1, **RESTART) as cluster, cluster.get_client() as client:
         cluster.wait_for_workers(1)
-        future = client.submit(time.sleep, 1000)
-        with told("the scheduler of cluster demo is gone, and its worker jobs are cancelled: .* It is not restarted"):
+        outside = client.submit(time.sleep, 1000)
+        lost = "the scheduler of cluster demo is gone, and its worker jobs are cancelled: .* It is not restarted"
+        with told(lost), cluster.replay():
+            inside = client.submit(time.sleep, 2000)
             queue.cancel(queue.find("demo-scheduler"))
-            with pytest.raises(FutureCancelledError):
-                future.result(timeout=60)
+            for future in (outside, inside):
+                with pytest.raises(FutureCancelledError, match="the scheduler of cluster demo is gone"):
+                    future.result(timeout=60)
         with pytest.raises(ClusterError, match="It is not restarted, because it has ended as intended"):
             cluster.wait_for_workers(1)
     assert live(queue) == []
@@ -245,7 +239,7 @@ def test_a_future_of_between_two_schedulers_says_why_it_fails_if_no_scheduler_fo
 def test_all_say_why_no_scheduler_follows_if_the_next_jobs_fail(
     queue: LocalQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restart_scheduler, "_PAUSE_AFTER_FAILURE", 0.0)
+    monkeypatch.setattr(scheduler_restarts, "_PAUSE_AFTER_FAILURE", 0.0)
     fails = tmp_path / "fails"
     options = RESTART | {"scheduler": {"job_script_prologue": [f"if [ -e {fails} ]; then exit 3; fi"]}}
     why = (
@@ -326,7 +320,10 @@ def test_a_program_that_holds_workers_waits_for_the_next_scheduler(
         with cluster.get_client() as client, told(GONE), cluster.hold(1, resources={"x": 1}) as workers:
             hold.touch()
             threading.Timer(1, end_scheduler, [client, signal.SIGKILL]).start()
-            with pytest.raises(ClusterError, match=r"with it all held workers: hold workers again"):
+            with pytest.raises(
+                ClusterError,
+                match=r"the scheduler is broken: the scheduler is gone, or .*: hold workers again",
+            ):
                 workers.run(time.sleep, 1000)
             until(lambda: len(cluster.jobs) == 3, "another job is submitted")
             for held in (cluster, client):
@@ -427,9 +424,9 @@ sys.stdin.read()
 """
 
 
-def leave_by_kill(options: str = "") -> Client:
+def leave_by_kill(options: str = "", wait: str = "10m") -> Client:
     """Start a cluster with these further options, and kill its program; return a client of the cluster."""
-    argv = [sys.executable, "-c", PROGRAM.replace("**cpu)", f"{options}**cpu)"), "10m"]
+    argv = [sys.executable, "-c", PROGRAM.replace("**cpu)", f"{options}**cpu)"), wait]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None and program.stdout.readline() == "ready\n"
         client = hpcgpu.connect("demo", quiet=True)
@@ -437,35 +434,35 @@ def leave_by_kill(options: str = "") -> Client:
     return client
 
 
-@pytest.mark.parametrize("wait", ["3s", "10m"])
-def test_worker_jobs_wait_for_a_program_that_takes_the_cluster_over(
-    queue: LocalQueue, tmp_path: Path, until: Until, wait: str
-) -> None:
+def test_worker_jobs_end_where_no_program_takes_the_cluster_over(queue: LocalQueue, until: Until) -> None:
     """The program that managed the cluster was killed, and the scheduler, too."""
-    argv = [sys.executable, "-c", PROGRAM, wait]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdout is not None and program.stdout.readline() == "ready\n"
-        with hpcgpu.connect("demo", quiet=True) as client:
-            scheduler = client.run_on_scheduler(os.getpid)
-        program.kill()
+    with leave_by_kill(wait="3s") as client:
+        scheduler = client.run_on_scheduler(os.getpid)
     os.kill(scheduler, signal.SIGKILL)
-    if wait == "3s":
-        until(lambda: live(queue) == [], "nobody comes")
-        [log] = locate("demo").logs.glob("demo-0-*")
-        assert "no scheduler answered within 3 s (restart_wait)" in log.read_text()
-        assert command_line("stop", "demo").returncode == 0
-        return
-    until(lambda: len(live(queue)) == 1, "the queue reports the end of the scheduler job")
-    before = live(queue)
-    with (
-        told(GONE),
-        LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster,
-        cluster.get_client() as client,
-    ):
-        cluster.wait_for_workers(1)
-        assert client.submit(pow, 2, 5).result() == 32
-        assert live_names(cluster) == {"demo-0", "demo-scheduler2"}
-        assert set(live(queue)) >= {queue_id(cluster, "demo-0")} <= set(before)
+    until(lambda: live(queue) == [], "nobody comes")
+    [log] = locate("demo").logs.glob("demo-0-*")
+    assert "no scheduler answered within 3 s (restart_wait)" in log.read_text()
+    assert command_line("stop", "demo").returncode == 0
+
+
+def test_worker_jobs_and_clients_wait_for_a_program_that_takes_the_cluster_over(
+    queue: LocalQueue, until: Until
+) -> None:
+    """So does a client of a third program, which neither managed the cluster nor takes it over."""
+    with leave_by_kill() as client:
+        lost = client.submit(time.sleep, 1000)
+        end_scheduler(client, signal.SIGKILL)
+        with pytest.raises(FutureCancelledError, match="the scheduler of cluster demo is gone: scheduler job 1 "):
+            lost.result(timeout=60)
+        until(lambda: len(live(queue)) == 1, "the queue reports the end of the scheduler job")
+        before = live(queue)
+        with told(GONE), LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster:
+            assert client.submit(pow, 2, 5).result(timeout=60) == 32
+            cluster.wait_for_workers(1)
+            with Client(cluster, set_as_default=False) as own:
+                assert own.submit(pow, 2, 6).result() == 64
+            assert live_names(cluster) == {"demo-0", "demo-scheduler2"}
+            assert set(live(queue)) >= {queue_id(cluster, "demo-0")} <= set(before)
     assert live(queue) == []
 
 
@@ -474,7 +471,7 @@ def test_the_scheduler_ends_while_a_program_takes_the_cluster_over(
 ) -> None:
     """It is gone when the program connects to it, and the queue has just reported that it runs."""
     client = leave_by_kill()
-    look, looks = manager.running_scheduler, []
+    look, looks = connect_to_scheduler.running_scheduler, []
 
     async def ends_after_the_first_look(*arguments: Any, **named: Any) -> str | None:
         looks.append(address := await look(*arguments, **named))
@@ -482,7 +479,7 @@ def test_the_scheduler_ends_while_a_program_takes_the_cluster_over(
             end_scheduler(client, signal.SIGKILL)
         return address
 
-    monkeypatch.setattr(manager, "running_scheduler", ends_after_the_first_look)
+    monkeypatch.setattr(connect_to_scheduler, "running_scheduler", ends_after_the_first_look)
     with client, told(GONE), LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster:
         assert looks[0] and client.submit(pow, 2, 5).result(timeout=60) == 32
         assert live_names(cluster) == {"demo-0", "demo-scheduler2"}
@@ -559,19 +556,6 @@ def test_the_scheduler_ends_while_a_program_takes_the_cluster_over_and_that_prog
     assert live(queue) == []
 
 
-def test_a_client_waits_for_a_program_that_takes_the_cluster_over(queue: LocalQueue, until: Until) -> None:
-    """The program that managed the cluster and the scheduler were killed, and this client belongs to a third one."""
-    client = leave_by_kill()
-    with client:
-        lost = client.submit(time.sleep, 1000)
-        end_scheduler(client, signal.SIGKILL)
-        with pytest.raises(FutureCancelledError, match="the scheduler of cluster demo is gone: scheduler job 1 "):
-            lost.result(timeout=60)
-        with told(GONE), LocalGPUCluster.from_name("demo", shutdown_on_close=True):
-            assert client.submit(pow, 2, 5).result(timeout=60) == 32
-    assert live(queue) == []
-
-
 def test_programs_that_do_not_manage_the_cluster_follow_again_and_again(queue: LocalQueue, until: Until) -> None:
     with LocalGPUCluster(name="demo", jobs=1, **RESTART) as cluster:
         cluster.wait_for_workers(1)
@@ -604,25 +588,6 @@ with hpcgpu.connect("demo", quiet=True) as client:
         print("again:", client.submit(pow, 2, 5, pure=False).result(), "in", directory_of(client), flush=True)
     sys.stdin.read()
 """
-
-
-def test_another_program_takes_over_a_cluster_that_was_restarted(queue: LocalQueue, until: Until) -> None:
-    with LocalGPUCluster(name="demo", jobs=1, **RESTART) as cluster:
-        cluster.wait_for_workers(1)
-        with cluster.get_client() as client, told(GONE):
-            end_scheduler(client, signal.SIGKILL)
-            until(lambda: cluster.status.name != "running", "it is noticed")
-            until(lambda: cluster.status.name == "running", "it is restarted")
-        cluster.wait_for_workers(1)
-        cluster.detach()
-    with LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster:
-        cluster.wait_for_workers(1)
-        with cluster.get_client() as client, told(GONE):
-            end_scheduler(client, signal.SIGKILL)
-            until(lambda: cluster.status.name != "running", "it is noticed")
-            assert client.submit(pow, 2, 3).result() == 8
-        assert [job.name for job in cluster.jobs if job.state == "running"] == ["demo-0", "demo-scheduler3"]
-    assert live(queue) == []
 
 
 TAKES_OVER = """

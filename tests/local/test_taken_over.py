@@ -19,7 +19,7 @@ from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.existing_clusters.lookup import locate
 from hpcgpu.existing_clusters.stop import stop
 from tests.conftest import live
-from tests.helpers import CPU, ON_CPUS, asks_for, hpcgpu, messages, poll_and_decide
+from tests.helpers import CPU, asks_for, messages, poll_and_decide
 
 pytestmark = pytest.mark.shows("The command line; a cluster that another program takes over")
 
@@ -48,22 +48,10 @@ def keeps_exactly_one(cluster: GPUCluster, kept: str, before: list[str], until: 
     assert {str(worker["name"]) for worker in cluster.scheduler_info["workers"].values()} == {kept}
 
 
-def test_jobs_that_were_scaled_away_by_the_command_stay_away(queue: LocalQueue, until: Until) -> None:
-    assert hpcgpu("start", "few", "--jobs", "3", *ON_CPUS).returncode == 0
-    done = hpcgpu("scale", "few", "--jobs", "1")
-    assert done.returncode == 0, done.stderr
-    [kept] = [submit.name for submit in locate("few").submits() if submit.kind == "worker" and not submit.cancelled]
-    before = [submit.name for submit in locate("few").submits()]
-    with LocalGPUCluster.from_name("few") as cluster:
-        keeps_exactly_one(cluster, kept, before, until)
-    assert live(queue) == []
-
-
-@pytest.mark.parametrize("history", [True, False])
-def test_jobs_that_were_scaled_away_on_pbs_stay_away(pbs: Site, until: Until, history: bool) -> None:
-    """Its queue knows no ended job; its history does, where the site keeps one."""
-    pbs.set(history=history)
-    cluster = PBSGPUCluster(name="few", jobs=3, shutdown_on_close=False, **PBS_CPU)
+def test_jobs_that_were_scaled_away_on_pbs_stay_away(pbs: Site, until: Until) -> None:
+    """Its queue knows no ended job; its history does, which this site does not keep."""
+    pbs.set(history=False)
+    cluster = PBSGPUCluster(name="a.cluster-that-is-kept", jobs=3, shutdown_on_close=False, **PBS_CPU)
     cluster.wait_for_workers(3)
     cluster.scale(jobs=1)
     cluster.settle()
@@ -71,10 +59,10 @@ def test_jobs_that_were_scaled_away_on_pbs_stay_away(pbs: Site, until: Until, hi
     cluster.close()
     until(lambda: len(pbs.alive()) == 2, "the others have ended")
     for _ in range(2):
-        again = PBSGPUCluster.from_name("few")
+        again = PBSGPUCluster.from_name("a.cluster-that-is-kept")
         keeps_exactly_one(again, kept, submits(cluster), until)
         again.detach()
-    PBSGPUCluster.from_name("few").close()
+    PBSGPUCluster.from_name("a.cluster-that-is-kept").close()
     assert pbs.alive() == {}
 
 
@@ -117,7 +105,7 @@ def test_a_manager_that_is_killed_while_it_scales_leaves_the_size_that_was_asked
     with LocalGPUCluster.from_name("killed") as cluster:
         until(lambda: len(cluster.workers) == 1, "two go")
         [kept] = cluster.workers
-        marked = [submit.name for submit in cluster.directory.submits() if submit.cancelled]
+        marked = [submit.name for submit in cluster.directory.submits() if submit.unwanted]
         assert len(marked) == 2 and kept not in marked
         keeps_exactly_one(cluster, kept, before, until)
     assert live(queue) == []
@@ -150,5 +138,5 @@ def test_a_cluster_without_worker_jobs_stays_without(queue: LocalQueue) -> None:
     assert again.workers == {} and len(submits(again)) == 3
     again.detach()
     assert "still works" not in messages(again)
-    assert all(submit.cancelled for submit in again.directory.submits() if submit.kind == "worker")
+    assert all(submit.unwanted for submit in again.directory.submits() if submit.kind == "worker")
     assert stop(again.directory, queue) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import pickle
+import os
 import resource
 import secrets
 import signal
@@ -14,13 +14,14 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from distributed import Client
-from distributed.comm import connect, listen
+from distributed.comm import connect
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -130,14 +131,6 @@ async def raw(address: str) -> Any:
     return await ucxx.create_endpoint(host, int(port))
 
 
-async def refused(endpoint: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Wait until the listener has closed a connection, and said so."""
-    while not any("refused a connection from 127.0.0.1:" in record.message for record in caplog.records):
-        await asyncio.sleep(0.01)
-    caplog.clear()
-    endpoint.abort()
-
-
 async def test_who_connects_without_end_pushes_out_himself_and_no_member(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,69 +179,18 @@ async def test_who_connects_and_leaves_at_once_fills_no_log(
     assert 1 <= len(told) <= 10 and all("refused a connection from " in line for line in told), caplog.text
 
 
-async def test_who_knows_the_key_converses_and_no_other_does(caplog: pytest.LogCaptureFixture) -> None:
-    messages: list[Any] = []
-    async with echo(messages) as address:
-        await converse(address)
-        for arguments in ({}, {ARGUMENT: bytes(32)}):
-            with pytest.raises(OSError):
-                await connect(address, timeout=5, **arguments)
-        await converse(address)
-    assert messages == [{"x": 1}, {"x": 1}]
-    assert " to ucx://127.0.0.1:" in caplog.text and "the peer does not authenticate itself" in caplog.text
-    assert KEY.hex() not in caplog.text
-
-
-@pytest.mark.parametrize("size", [0, 1, 65, 67, 10_000_000], ids=str)
-async def test_messages_of_another_size_are_refused(size: int, caplog: pytest.LogCaptureFixture) -> None:
-    messages: list[Any] = []
-    async with echo(messages) as address:
-        endpoint = await raw(address)
-        if size:
-            await endpoint.send(bytearray(size))
-            await refused(endpoint, caplog)
-        else:
-            endpoint.abort()
-        await converse(address)
-    assert messages == [{"x": 1}]
-
-
-class Bomb:
-    """Runs code where it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return (Path.touch, (self.path,))
-
-
-async def test_a_pickle_that_comes_first_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from distributed_ucxx.ucxx import UCXXConnector
-
-    messages: list[Any] = []
-    async with echo(messages) as address:
-        comm = await UCXXConnector().connect(address.split("://")[1])  # distributed's own, which authenticates nothing
-        with pytest.raises(OSError):
-            await comm.write({"op": Bomb(tmp_path / "pwned")}, serializers=["pickle"])
-            await comm.read()
-        endpoint = await raw(address)
-        await endpoint.send(bytearray(pickle.dumps(Bomb(tmp_path / "pwned"))))
-        await refused(endpoint, caplog)
-        await converse(address)
-    assert not (tmp_path / "pwned").exists() and messages == [{"x": 1}]
-
-
 @pytest.fixture
 def many_files() -> Iterator[int]:
-    """As many connections as the limit on open files lets one process have both sides of; a thousand if it can."""
+    """More connections than a listener keeps of strangers, if the limit on open files lets one process have both sides
+    of them.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    yield min(1000, (hard - 200) // 12)
+    yield min(300, (hard - 200) // 12)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_a_thousand_silent_peers_do_not_keep_others_out(many_files: int) -> None:
+async def test_hundreds_of_silent_peers_do_not_keep_others_out(many_files: int) -> None:
     messages: list[Any] = []
     async with echo(messages) as address:
         silent = [await raw(address) for _ in range(many_files)]
@@ -257,15 +199,6 @@ async def test_a_thousand_silent_peers_do_not_keep_others_out(many_files: int) -
         for endpoint in silent:
             endpoint.abort()
     assert len(messages) == 10
-
-
-async def test_a_silent_peer_is_refused_in_time(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(ucx_authentication, "TIMEOUT", 0.2)
-    async with echo([]) as address:
-        endpoint = await raw(address)
-        await refused(endpoint, caplog)
 
 
 async def test_a_peer_that_is_gone_is_an_error_that_distributed_tries_again() -> None:
@@ -281,49 +214,6 @@ def test_a_key_that_is_none_is_no_key(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv(ucx_authentication.VARIABLE, str(tmp_path / "ucx.key"))
     with pytest.raises(ValueError):
         ucx_authentication.install()
-
-
-async def test_an_impostor_s_listener_is_refused_by_who_connects() -> None:
-    async def handle(comm: Any) -> None:
-        await comm.close()
-
-    impostor = await listen("ucx://127.0.0.1", handle, **{ARGUMENT: bytes(32)})
-    with pytest.raises(OSError, match="did not prove that it belongs to this cluster"):
-        await connect(impostor.contact_address, timeout=5, **{ARGUMENT: KEY})
-    impostor.stop()
-
-
-async def test_nobody_gets_in_by_handing_on_what_members_say(caplog: pytest.LogCaptureFixture) -> None:
-    import ucxx
-
-    messages: list[Any] = []
-    done = asyncio.Event()
-
-    async def relay(member: Any) -> None:
-        """Hand on to the real listener what a member says who takes this address for one of the cluster, and back."""
-        real = await raw(address)
-        hello = bytearray(66)
-        await member.recv(hello)
-        await real.send(hello)
-        challenge = bytearray(80)
-        try:
-            await real.recv(challenge)
-            messages.append("the listener answered")
-        except ucxx.exceptions.UCXError:
-            pass
-        real.abort()
-        member.abort()
-        done.set()
-
-    async with echo(messages) as address:
-        between = ucxx.create_listener(relay)
-        with pytest.raises(OSError):
-            await connect(f"ucx://127.0.0.1:{between.port}", timeout=10, **{ARGUMENT: KEY})
-        await done.wait()
-        await converse(address)
-        await converse(address.replace("127.0.0.1", "localhost"))
-    assert messages == [{"x": 1}, {"x": 1}]
-    assert "to an address that this process does not have: somebody may be intercepting the connection" in caplog.text
 
 
 LISTENS = f"""
@@ -509,8 +399,18 @@ def test_no_group_can_attach_to_the_shared_memory_of_workers(
         with Client(cluster) as client:
             data = client.submit(lambda: bytes(1_000_000), workers=[first])
             assert client.submit(len, data, workers=[second]).result() == 1_000_000
+            modes = [mode for pid in client.run(os.getpid).values() for mode in posix_memory(pid)]
+        assert set(modes) == {0o600}, "UCX shares memory, by files of the user alone"
         mine = {segment: mode for segment, mode in shared_memory().items() if segment not in earlier}
         assert not any(mode & 0o077 for mode in mine.values()), mine
+
+
+def posix_memory(pid: int) -> Iterator[int]:
+    """The modes of the files in memory by which UCX shares that of a process."""
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it is closed meanwhile
+            if os.readlink(file).startswith("/dev/shm/ucx"):
+                yield file.stat().st_mode & 0o777
 
 
 def shared_memory() -> dict[str, int]:

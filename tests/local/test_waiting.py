@@ -19,25 +19,33 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.display.progress import Progress
 from hpcgpu.errors import ClusterError, SubmitLimited, SubmitRefused
 from tests.conftest import told
-from tests.helpers import CPU, GPU, block_queue, names, waiting
+from tests.helpers import CPU, GPU, block_queue, messages, names, waiting
 
 Until = Callable[..., None]
 LIMIT = "sbatch: error: QOSMaxSubmitJobPerUserLimit"
 
 
-def test_a_limit_of_the_site_that_keeps_jobs_out_is_the_reason(
+def test_a_limit_of_the_site_that_keeps_jobs_out_is_the_reason_and_no_failure(
     queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(*arguments: Any, **options: Any) -> str:
+        raise SubmitLimited(LIMIT)
+
     with LocalGPUCluster(jobs=1, **CPU) as cluster:
         cluster.wait_for_workers(1)
-
-        def refuse(*arguments: Any, **options: Any) -> str:
-            raise SubmitLimited(LIMIT)
-
-        monkeypatch.setattr(cluster.batch, "submit", refuse)
-        cluster.scale(3)
-        reason = f"1 connected; the size is set to 3 jobs; 1 job exists; the site accepts no more jobs now: {LIMIT}"
-        until(lambda: reason in waiting(cluster, 3), lambda: f"both submits know the limit: {waiting(cluster, 3)}")
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster.batch, "submit", refuse)
+            cluster.scale(3)
+            reason = f"1 connected; the size is set to 3 jobs; 1 job exists; the site accepts no more jobs now: {LIMIT}"
+            until(lambda: reason in waiting(cluster, 3), lambda: f"both submits know the limit: {waiting(cluster, 3)}")
+            said = "The site accepts no more jobs of yours now"
+            until(lambda: messages(cluster).count(said) >= 2, "both submits are told")
+            assert len(cluster.workers) == 1
+            assert "refused" not in repr(cluster) and "hpcgpu tries again" not in messages(cluster)
+        [job] = cluster.workers.values()
+        with told("a user or the batch system cancelled it"):
+            queue.cancel([str(job.job_id)])  # one of ours ends: the site may allow another
+            cluster.wait_for_workers(3)
 
 
 def test_adaptive_scaling_without_work_is_the_reason(queue: LocalQueue, until: Until) -> None:
@@ -77,21 +85,6 @@ def test_another_size_is_waited_for_without_the_failures_of_the_size_before(
         cluster.scale(1) if how == "scale" else cluster.adapt(minimum=1, maximum=1)
         cluster.wait_for_workers(1)
         assert "gpuu" not in repr(cluster)
-
-
-def test_a_failure_that_no_new_request_follows_is_raised(
-    queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: Any, **options: Any) -> str:
-        raise SubmitRefused("invalid partition specified: gpuu")
-
-    with LocalGPUCluster(**CPU) as cluster:
-        monkeypatch.setattr(cluster.batch, "submit", refuse)
-        with told("invalid partition specified: gpuu"):
-            cluster.scale(1)
-            until(lambda: "gpuu" in repr(cluster), "the refused job is reported")
-        with pytest.raises(ClusterError, match="gpuu"):
-            cluster.wait_for_workers(1)
 
 
 def progress_on(stream: io.StringIO, *, terminal: bool, kind: str = "xterm") -> Progress:

@@ -207,6 +207,8 @@ def test_results_move_to_another_job_in_time_when_the_walltime_of_theirs_ends(
         [first] = cluster.workers
         until(lambda: first not in cluster.workers and cluster.workers, "another job takes its place")
         until(lambda: [job.state for job in cluster.jobs if job.name == first] != ["running"], "the first job ends")
+        [state] = [job.state for job in cluster.jobs if job.name == first]
+        assert state in ("completed", "cancelled", "completing"), "its walltime does not kill it"
         assert future.result() == 1 and (home / "executions").read_text() == "1\n"
         future.release()
         until(lambda: len(live(queue)) == 1, "the other job goes once the result is released")

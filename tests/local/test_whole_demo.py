@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,5 +34,6 @@ def test_the_demo_runs_on_the_embedded_queue_where_slurm_is_installed_and_does_n
         in done.stdout
     )
     assert "This runs on the queue embedded in hpcgpu" in done.stdout and "336,776 flights" in done.stdout
+    assert re.search(r"^First result: \d+\.\d s after the start of the demo$", done.stdout, re.MULTILINE)
     assert "no job of this cluster is left" in done.stdout
     assert "has not reported" not in done.stdout and "pending" not in done.stdout, "what answers is shown as running"

@@ -1,0 +1,1 @@
+"""cudf-polars has its engines in a subpackage."""

@@ -1,0 +1,1 @@
+"""cuML has its classes for Dask in a subpackage."""

@@ -1,0 +1,1 @@
+"""Classes that train on several workers."""

@@ -1,0 +1,1 @@
+"""RAFT for Dask."""
