@@ -59,8 +59,8 @@ def ours(world: World, *, interactive: bool = False) -> Callable[[], None]:
             if job.walltime is not None and world.now >= job.starts:
                 leaves = job.starts + job.walltime - margin(job.walltime)
                 if world.now >= leaves:
-                    job.retiring = True
-            if job.retiring:
+                    job.draining = True
+            if job.draining:
                 if job.joined and not any(job.workers.values()):
                     world.end(job)
                 continue
@@ -192,10 +192,10 @@ def clairvoyant(most: int, batch: int = 1, hold: int = 1) -> Side:
         def act() -> None:
             for job in list(world.jobs.values()):
                 if job.walltime is not None and world.now > job.starts + job.walltime - margin(job.walltime):
-                    job.retiring = True
-                if any(job.workers.values()) or (world.queued and not job.retiring):
+                    job.draining = True
+                if any(job.workers.values()) or (world.queued and not job.draining):
                     continue
-                if job.retiring or batch > 1 or world.next_burst() > world.now + STARTUP:
+                if job.draining or batch > 1 or world.next_burst() > world.now + STARTUP:
                     world.end(job)
             free = sum(task is None for job in world.jobs.values() for task in job.workers.values())
             coming = sum(max(batch, PER_JOB) for job in world.jobs.values() if not job.joined)
@@ -208,9 +208,9 @@ def clairvoyant(most: int, batch: int = 1, hold: int = 1) -> Side:
             if not world.queued and world.next_burst() < math.inf:
                 # More workers than work: one job takes no more tasks, so that the others have more of them.
                 idle = sum(task is None for job in world.jobs.values() for task in job.workers.values())
-                staying = [job for job in world.jobs.values() if not job.retiring]
+                staying = [job for job in world.jobs.values() if not job.draining]
                 if idle >= (1 if batch > 1 else PER_JOB) and len(staying) > 1:
-                    min(staying, key=lambda job: sum(task is not None for task in job.workers.values())).retiring = True
+                    min(staying, key=lambda job: sum(task is not None for task in job.workers.values())).draining = True
 
         return act
 

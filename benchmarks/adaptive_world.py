@@ -56,7 +56,7 @@ class Job:
     starts: int
     walltime: int | None
     joined: bool = False
-    retiring: bool = False
+    draining: bool = False
     idle_since: int | None = None
     workers: dict[str, Task | None] = field(default_factory=dict)
 
@@ -152,7 +152,7 @@ class World:
                 continue
             busy = 0
             for name, task in job.workers.items():
-                if task is None and self.queued and not job.retiring:
+                if task is None and self.queued and not job.draining:
                     task = job.workers[name] = self.queued.popleft()
                 if task is not None:
                     busy += 1

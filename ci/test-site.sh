@@ -21,7 +21,7 @@ timeout 20 docker version > /dev/null 2>&1 || engine=ours
 before=$("$place/engine" traces)
 site=there
 why_not > /dev/null 2>&1 || site=ours
-# shellcheck disable=SC2317  # the trap calls it
+# shellcheck disable=SC2317,SC2329  # the trap calls it
 clean() {
     [ "$site" = there ] || timeout 120 "$place/site" down
     [ "$engine" = there ] || "$place/engine" down

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Runs mypy and all tests, in parts; those of the site in containers (make test-site) with HPCGPU_TEST_SITE=yes in the environment, and those
 # of the plugins on their daemons (make test-plugins) with HPCGPU_TEST_PLUGINS=yes. Three parts with whole clusters for each core run at a
-# time, since these wait for two thirds of their time. What computes all the time, such as the fast tests, runs beside them with what they
-# leave of the cores: it makes none of them slower. The output of each part comes at its end, with the time that it took. Fails if any does.
+# time, since these wait for most of their time. What computes all the time, such as the fast tests, runs beside them with what they
+# leave of the cores: it makes none of them slower. The output of each part comes at its end, with the time that it took. Fails if any does,
+# and says at the end what failed.
 set -u
 cd "$(dirname "$0")/.." || exit
 export PYTHONDONTWRITEBYTECODE=  # else each process that a test starts compiles hpcgpu anew
@@ -17,7 +18,7 @@ long=(
     local/test_worker_start local/test_checkpoints local/test_other_programs local/test_plugin local/test_published_datasets
     local/test_dask_cuda_benchmarks local/test_check browser/test_page local/test_libraries local/test_budget local/test_upload_package
     local/test_local_queue ssh/test_cluster_by_ssh ssh/test_broken_connections ssh/test_values_by_ssh
-    ssh/test_bad_cases ssh/test_sshd_bed ssh/test_windows_and_macos_laptops
+    ssh/test_bad_cases ssh/test_windows_and_macos_laptops
 )
 
 test=".venv/bin/python -m pytest"
@@ -46,8 +47,8 @@ computing() {
     echo "$test" tests/unit --ignore-glob='tests/unit/test_[p-z]*'
     echo "$test" tests/unit --ignore-glob='tests/unit/test_[a-o]*'
     # What needs Python alone is the same with the oldest releases of others. Types and shell scripts need tools that are not there.
-    local once=(adaptive_policy checked_files create_directory damage decide_actions each_job histories layers option_values public_names ran
-        reconciler repository right_words stage_attacks stage_unpacking standby tpch typed scripts wheel)
+    local once=(adaptive_policy checked_files container create_directory damage decide_actions demo each_job histories layers option_values
+        profiles public_names ran reconciler repository right_words stage_attacks stage_unpacking standby tpch typed scripts upstream wheel)
     once=("${once[@]/#/--ignore=tests/unit/test_}")
     echo .venv-lowest/bin/python -m pytest tests/canaries tests/unit -p no:cacheprovider "${once[@]/%/.py}"
     echo "$test" tests --ignore=tests/slurm --ignore=tests/local --ignore=tests/docs --ignore=tests/browser --ignore=tests/ssh \
@@ -70,6 +71,7 @@ part() {
     code=$?
     [ "$code" != 75 ] || code=0 # there can be no site here, as the log says
     flock ci/tests.sh cat - "$log" <<< "== $*"
+    [ "$code" = 0 ] || { echo "== $*" && { grep -E '^(E  |FAILED|ERROR) ' "$log" || cat "$log"; } | tail -n 30 | cut -c 1-300; } >> "${failed-/dev/null}"
     rm -f "$log"
     return "$code"
 }
@@ -78,6 +80,9 @@ if [ $# -gt 0 ]; then
     part "$@"
     exit
 fi
+failed=$(mktemp)
+export failed
+trap 'cat "$failed" && rm -f "$failed"' EXIT
 export PYTEST_ADDOPTS="--durations=12 --durations-min=10"
 set -m # job control: without it what runs in the background ignores SIGINT, and so would all that the tests start
 parts | xargs -P "$((3 * $(nproc)))" -L 1 ci/tests.sh &

@@ -292,16 +292,16 @@ def decisions(cluster: GPUCluster, until: Callable[..., None], count: int = 8) -
     """Wait until adaptive scaling has decided so many times more."""
     group = cluster.reconciler.state.registry.groups["default"]
     decided = 0
-    take = group.take_load
+    take = group.record_load
 
     def counting(*arguments: Any, **more: Any) -> None:
         nonlocal decided
         take(*arguments, **more)
         decided += 1
 
-    group.take_load = counting  # type: ignore[method-assign]
+    group.record_load = counting  # type: ignore[method-assign]
     until(lambda: decided >= count, "the policy decides")
-    group.take_load = take  # type: ignore[method-assign]
+    group.record_load = take  # type: ignore[method-assign]
 
 
 def time_passes(cluster: GPUCluster, job: str, until: Callable[..., None]) -> None:
@@ -422,7 +422,8 @@ def package_reaches_all_workers(cluster: GPUCluster, place: Path) -> None:
         for jobs in (1, 2):
             cluster.scale(jobs=jobs)
             cluster.wait_for_workers()
-            workers = client.scheduler_info(n_workers=-1)["workers"]
+            # the client's own update each two seconds, which has no workers, may be what `scheduler_info` returns
+            workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
             assert len(workers) == jobs * cluster.options.worker.workers_per_job
             calls = [client.submit(own_model.double, jobs, workers=[worker], pure=False) for worker in workers]
             for result, file in client.gather(calls):
@@ -489,6 +490,8 @@ def workers_retire_without_a_manager(
         later = submit(script)
         until(lambda: "short-0" not in names(), "the first job ends", timeout=250)
         assert kept.result() == 42, "its data moved to the job that was submitted with a longer walltime"
+        workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"].values()
+        assert f"short-by-hand-{later}" in [worker["name"] for worker in workers]
         [first] = cluster.directory.logs.glob("short-0*")
         assert "the walltime of this job ends soon: its workers retire" in first.read_text()
     return later

@@ -27,6 +27,7 @@ BY_HAND = ROOT / "tests" / "by_hand.toml"
 PLACES = {
     "slurm-22.05": "Slurm 22.05, one machine",
     "slurm-24.11": "Slurm 24.11, one machine",
+    "slurm-26.05": "Slurm 26.05, one machine",
     "site-24.11": "Slurm 24.11, hosts in containers",
     "site-22.05": "Slurm 22.05, hosts in containers",
     "site-26.05": "Slurm 26.05, hosts in containers",

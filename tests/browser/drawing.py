@@ -67,6 +67,8 @@ def group(**more: Any) -> GroupState:
         "gpu_hours": 0.9,
         "maximum_gpu_hours": 20.0,
         "usual_wait": 180.0,
+        "gpus_per_node": 4,
+        "resources": {"GPU": 1.0},
     }
     return GroupState(**{**facts, **more})  # type: ignore[typeddict-item]
 

@@ -1,18 +1,14 @@
-"""The bed itself: a notebook runs in a real JupyterLab, also under the path prefix of a hub, and nothing is left."""
+"""The bed itself: a notebook runs in a real JupyterLab under the path prefix of a hub, and nothing is left."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from browser import Notebook, Servers
 
 
-@pytest.mark.parametrize("base_url", ["/", "/user/ada/"])
-def test_a_notebook_runs_in_jupyterlab_and_its_server_leaves_no_process(
-    jupyter: Servers, page: Any, base_url: str
-) -> None:
-    server = jupyter(base_url)
+def test_a_notebook_runs_in_jupyterlab_and_its_server_leaves_no_process(jupyter: Servers, page: Any) -> None:
+    server = jupyter("/user/ada/")  # most tests have none
     server.write("sum.ipynb", "print(40 + 2)")
     notebook = Notebook(page, server, "sum.ipynb")
     notebook.run_all()

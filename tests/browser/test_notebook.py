@@ -20,7 +20,6 @@ pytestmark = pytest.mark.usefixtures("fake_gpus")
 
 START = f"from hpcgpu import LocalGPUCluster\ncluster = LocalGPUCluster(name='flights', jobs=1, **{GPU!r})"
 WITH, WITHOUT = ([f"--ServerApp.jpserver_extensions=hpcgpu.jupyter={on}"] for on in (True, False))
-WHILE_IT_RUNS = "import time\nprint('this cell runs')\nwhile cluster.status.name == 'running':\n    time.sleep(0.1)"
 BLOCK = "cluster.wait_for_workers(2)\nprint('the workers are there')"
 
 
@@ -78,27 +77,6 @@ def test_the_controls_change_the_cluster_and_show_errors_and_logs(
     widget.get_by_role("button", name="Stop the cluster").click()
     widget.get_by_text("closed", exact=True).wait_for()
     until(lambda: not in_queue(queue, "flights"), "the jobs end")
-    assert page.errors == []
-
-
-def test_with_the_extension_of_the_server_the_controls_work_while_a_cell_blocks(
-    servers: Servers, page: Any, queue: LocalQueue, until: Until
-) -> None:
-    """Under the path prefix of a hub."""
-    notebook = started(servers("/user/ada/", arguments=WITH), page, WHILE_IT_RUNS)
-    widget = notebook.output(1).locator(".hpcgpu")
-    widget.locator("a[href='/user/ada/hpcgpu/dashboard/flights/status']").wait_for()
-    notebook.output(2).get_by_text("this cell runs").wait_for()
-    widget.get_by_label("Size of the cluster").fill("2")
-    widget.get_by_role("button", name="Scale").click()
-    widget.get_by_text("Scale: done.").wait_for()
-    widget.locator("tr", has_text="flights-1").get_by_text("running").wait_for()
-    widget.get_by_role("button", name="flights-0").click()
-    widget.get_by_role("region", name="Log of flights-0").get_by_text("dask cuda worker").first.wait_for()
-    widget.get_by_role("button", name="Stop").click()
-    widget.get_by_role("button", name="Stop the cluster").click()
-    until(lambda: not in_queue(queue, "flights"), "the jobs end")
-    widget.get_by_text("closed", exact=True).or_(widget.get_by_text("ended", exact=True)).wait_for()
     assert page.errors == []
 
 

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import dask
 import distributed.node
 import distributed.scheduler
 import distributed.stealing
-import distributed.versions
 import pytest
 from canary import canary
 from distributed import Client, Nanny, Scheduler, Worker
@@ -29,6 +28,7 @@ from distributed.active_memory_manager import ActiveMemoryManagerExtension
 from distributed.client import FutureCancelledError
 from distributed.comm.registry import backends
 from distributed.core import Status, rpc
+from distributed.process import AsyncProcess
 from distributed.protocol.serialize import deserialize, serialize
 from distributed.scheduler import KilledWorker
 
@@ -40,7 +40,7 @@ from hpcgpu.dask_worker import count_calls, start_again
 from hpcgpu.dask_worker.gpu_metrics import GPUS
 from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import unauthenticated_connections
-from hpcgpu.fabric.guarded_listener import HAS_GPU
+from hpcgpu.fabric.authenticating_listener import HAS_GPU
 from hpcgpu.fabric.security import ClusterSecurity
 from hpcgpu.runtime import dashboard_access, results_in_host_memory
 from hpcgpu.runtime.complete_dask_commands import NO_LIMIT
@@ -69,7 +69,6 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
         (distributed.node, "HTTPServer"),
         (pages, "HTMLTemplateFormatter"),
         (distributed.scheduler, "error_message"),
-        (distributed.versions, "error_message"),
     )
     for place, name in places:
         if hasattr(place, name):  # else the canary says so
@@ -179,7 +178,7 @@ async def test_a_nanny_ends_whose_worker_starts_again_and_finds_no_scheduler(
     monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     monkeypatch.setattr(Nanny, "kill", Nanny.kill)
-    start_again.let_nannies_end()
+    start_again.replace_kill()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         async with scheduler() as s:
             nannies = [Nanny(s.address, nthreads=1, dashboard=False, death_timeout=60) for _ in range(3)]
@@ -195,6 +194,28 @@ async def test_a_nanny_ends_whose_worker_starts_again_and_finds_no_scheduler(
             await asyncio.wait_for(asyncio.gather(*(nanny.finished() for nanny in nannies)), TIMEOUT)
             busy.cancel()
             assert not any(nanny.is_alive() for nanny in nannies)
+
+
+@canary
+@pytest.mark.parametrize("waits", [False, True], ids=["distributed", "hpcgpu"])
+async def test_a_restart_waits_for_a_worker_that_ends_later_than_a_second_after_sigkill(
+    monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    async def ends_late(self: AsyncProcess, timeout: float | None = None) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(Nanny, "kill", Nanny.kill)
+    if waits:
+        start_again.replace_kill()
+    async with scheduler() as s, Nanny(s.address, nthreads=1, dashboard=False) as nanny, client(s) as c:
+        before = nanny.pid
+        monkeypatch.setattr(AsyncProcess, "join", ends_late)
+        refused = pytest.raises(TimeoutError, match="did not shut down within")
+        with nullcontext() if waits else refused:
+            await c.restart_workers([nanny.worker_address], timeout=TIMEOUT)
+        monkeypatch.undo()
+        await until(lambda: nanny.pid not in (None, before))
+        await until(lambda: nanny.worker_address in s.workers)
 
 
 @canary
@@ -329,30 +350,6 @@ async def test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_h
 
 
 @canary
-async def test_the_scheduler_compares_versions_by_the_function_that_hpcgpu_replaces(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with scheduler() as s:
-        compared: list[list[str]] = []
-        original = hpcgpu.dask_scheduler.scheduler_extension._all_version_differences
-
-        def compare(scheduler: Any, workers: dict[str, Any], *arguments: Any, **options: Any) -> Any:
-            compared.append(sorted(s.workers[address].name for address in workers))
-            return original(scheduler, workers, *arguments, **options)
-
-        monkeypatch.setattr(hpcgpu.dask_scheduler.scheduler_extension, "_all_version_differences", compare)
-        hpcgpu.dask_scheduler.scheduler_extension.install(s)
-        async with workers(s, "one", "two", "three"):
-            assert [len(names) for names in compared] == [1, 1, 1], (
-                f"Scheduler.add_worker does not compare by distributed.versions.error_message: it compared {compared}"
-            )
-    monkeypatch.setattr(hpcgpu.dask_scheduler.scheduler_extension, "_all_version_differences", original)
-    ones, others = {"packages": {"msgpack": "1"}}, {"packages": {"msgpack": "2"}}
-    differ = distributed.versions.error_message(ones, {"a": ones, "b": others, "c": ones}, ones)
-    assert differ == original(ones, {"a": ones, "b": others, "c": ones}, ones) and "msgpack" in differ["warning"]
-
-
-@canary
 async def test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replaces(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -399,12 +396,12 @@ async def test_calls_are_counted_and_keep_the_scheduler_by_what_hpcgpu_replaces(
             running = asyncio.ensure_future(c.run(wait))
             await until(lambda: extension.calls.running(ws) == 1)
             s.idle_since = time.time() - 7200
-            extension.see_work()
+            extension.record_work()
             s.check_idle()
             assert s.status is Status.running, "Scheduler.idle_since, which hpcgpu sets, does not keep the scheduler"
             ended.set()
             await running
-            assert extension.calls.running(ws) == 0, "Scheduler.broadcast"
+            assert extension.calls.running(ws) == 0
             ended.clear()
             await c.run(wait, wait=False)
             assert one.metrics[count_calls.METRIC](one) == 1, "a call is not continued in a new task"
@@ -419,7 +416,7 @@ async def test_calls_are_counted_and_keep_the_scheduler_by_what_hpcgpu_replaces(
             assert not s.workers, "a worker whose WorkerState.last_seen is long ago is not removed"
             await until(s.check_idle)
             s.idle_since = time.time() - 7200
-            extension.see_work()
+            extension.record_work()
             s.check_idle()
             await until(lambda: s.status is not Status.running)
 
@@ -506,14 +503,14 @@ async def test_scheduler_and_worker_serve_their_dashboards_by_the_class_that_hpc
     directory = create_directory.claim(tmp_path / "demo", lambda submits: [], system="local")
     monkeypatch.setenv("HPCGPU_CLUSTER_DIRECTORY", str(directory.path))
     monkeypatch.setattr(unauthenticated_connections, "_MOST", 1)
-    dashboard_access.guard_servers_of_this_process()
+    dashboard_access.require_token_in_this_process()
     served = {"dashboard": True, "dashboard_address": "127.0.0.1:0"}
     async with contextlib.AsyncExitStack() as stack:
         s = await stack.enter_async_context(scheduler(**served))
         worker = await stack.enter_async_context(Worker(s.address, nthreads=1, **served))
         for server in (s, worker):
             url = f"http://127.0.0.1:{server.http_server.port}"
-            assert isinstance(server.http_server, dashboard_access.GuardedServer)
+            assert isinstance(server.http_server, dashboard_access.ServerWithToken)
             for path, expected in (("/health", 200), ("/info/metrics", 403), ("/", 403)):
                 assert await asyncio.to_thread(code, url + path) == expected, f"{path} of {type(server).__name__}"
             token = f"{url}/sitemap.json?token={directory.dashboard_token()}"
@@ -545,8 +542,8 @@ async def test_the_table_of_exceptions_makes_its_cells_by_the_class_that_hpcgpu_
     async with scheduler() as unguarded:
         assert any("<%= value" in text for text in templates(pages.ExceptionsTable(unguarded))), "Dask escapes it now"
     dashboard_access.escape_text()
-    async with scheduler(dashboard=True, dashboard_address="127.0.0.1:0") as guarded:
-        for made in (pages.ExceptionsTable(guarded), pages.WorkerTable(guarded)):
+    async with scheduler(dashboard=True, dashboard_address="127.0.0.1:0") as protected:
+        for made in (pages.ExceptionsTable(protected), pages.WorkerTable(protected)):
             assert templates(made) and not any("<%=" in text for text in templates(made))
 
 

@@ -54,16 +54,10 @@ class Use:
     issues: tuple[str, ...] = ()
 
 
-_GROUPS = ("dask/distributed#5577", "dask/distributed#4069", "dask/distributed#9102", "dask/distributed#9121")
 _KILLED = ("dask/distributed#2694", "dask/distributed#8202")
 _HTTP = ("dask/distributed#6407",)
 _AMM = ("dask/distributed#5381",)
 _OPENSSL = ("python/cpython#148594", "python/cpython#81891")
-
-
-def _cluster(name: str, why: str, *issues: str, canary: str) -> Use:
-    """Return what the cluster's class, which is a SpecCluster, relies on."""
-    return Use(f"distributed.deploy.{name}", "distributed", Kind.PRIVATE, why, ("hpcgpu.cluster",), canary, issues)
 
 
 def _scheduler(name: str, why: str, canary: str, *issues: str, kind: Kind = Kind.PROTOCOL) -> Use:
@@ -86,12 +80,12 @@ def _client(name: str, why: str, kind: Kind = Kind.REPLACED) -> Use:
 
 def _held(name: str, why: str, kind: Kind = Kind.REPLACED, *modules: str) -> Use:
     """Return what submits the futures of a client to another scheduler."""
-    canary, modules = "test_what_a_client_holds_is_submitted_again_to_another_scheduler", modules or ("held_futures",)
+    canary = "test_what_a_client_holds_is_submitted_again_to_another_scheduler"
+    modules = modules or ("futures_to_replay",)
     return Use(name, name.partition(".")[0], kind, why, tuple(f"hpcgpu.client.{one}" for one in modules), canary)
 
 
 _CHARGED = "test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_says_so"
-_CALLS = "test_the_cluster_calls_what_hpcgpu_overrides"
 _SILENT = "test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbeats"
 _MOVES = "test_stealing_moves_a_task_that_waits_for_resources_when_hpcgpu_asks_for_it"
 _PAUSED = "test_a_task_runs_on_valid_workers_alone_and_waits_while_there_are_none"
@@ -100,21 +94,10 @@ _RESULTS = "test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_repl
 _LOST = "test_a_client_whose_scheduler_closes_waits_until_hpcgpu_says_why"
 _WORK = "test_calls_are_counted_and_keep_the_scheduler_by_what_hpcgpu_replaces"
 _TLS = "test_both_ends_of_a_tls_connection_have_the_socket_of_hpcgpu"
-_ADMITTED = "test_a_silent_peer_is_dropped_by_the_listeners_that_hpcgpu_starts"
-_FEW = "test_a_server_accepts_until_the_sockets_of_hpcgpu_report_no_connection"
 _UCX = "test_ucx_connections_are_authenticated_before_distributed_reads"
 _DASHBOARD = "test_scheduler_and_worker_serve_their_dashboards_by_the_class_that_hpcgpu_replaces"
 
 USES: tuple[Use, ...] = (
-    # distributed: the cluster
-    _cluster("cluster.Cluster._start", "starts the cluster by the manager", canary=_CALLS),
-    _cluster("cluster.Cluster._close", "ends the cluster by the manager", canary=_CALLS),
-    _cluster(
-        "spec.SpecCluster._correct_state",
-        "a job has several workers, which SpecCluster does not scale",
-        *_GROUPS,
-        canary=_CALLS,
-    ),
     # distributed: the scheduler
     _scheduler(
         "scheduler.Scheduler.remove_worker.processing-tasks",
@@ -154,12 +137,6 @@ USES: tuple[Use, ...] = (
         ("hpcgpu.dask_scheduler.tasks_waiting_for_resources",),
         _MOVES,
         ("dask/distributed#1851",),
-    ),
-    _scheduler(
-        "versions.error_message",
-        "compares the versions of a joining worker with one worker for all that have the same, not with thousands",
-        "test_the_scheduler_compares_versions_by_the_function_that_hpcgpu_replaces",
-        kind=Kind.REPLACED,
     ),
     _scheduler(
         "scheduler.error_message",
@@ -212,7 +189,7 @@ USES: tuple[Use, ...] = (
         "distributed.client.Client._graph_to_futures.expr_ser",
         "the graph in the message to the scheduler, whose other fields stay as they are",
         Kind.PROTOCOL,
-        "held_futures",
+        "futures_to_replay",
         "replayed_graphs",
     ),
     _held("distributed.scheduler._materialize_graph", "the tasks of a graph", Kind.PRIVATE, "replayed_graphs"),
@@ -257,19 +234,19 @@ USES: tuple[Use, ...] = (
         ("dask/distributed#7323",),
     ),
     Use(
+        "distributed.nanny.WorkerProcess.kill.TimeoutError",
+        "distributed",
+        Kind.PROTOCOL,
+        "a restart waits for a worker that ends later than a second after SIGKILL",
+        ("hpcgpu.dask_worker.start_again",),
+        "test_a_restart_waits_for_a_worker_that_ends_later_than_a_second_after_sigkill",
+    ),
+    Use(
         "distributed.worker.Worker.metrics",
         "distributed",
         Kind.PROTOCOL,
         "informs the scheduler of the calls, the GPU and the transfers of a worker, with each heartbeat",
         ("hpcgpu.dask_scheduler.running_calls", "hpcgpu.dask_worker.count_calls", "hpcgpu.dask_worker.worker_preload"),
-        _WORK,
-    ),
-    Use(
-        "distributed.scheduler.Scheduler.broadcast",
-        "distributed",
-        Kind.REPLACED,
-        "counts the calls that run on workers",
-        ("hpcgpu.dask_scheduler.running_calls",),
         _WORK,
     ),
     Use(
@@ -397,22 +374,6 @@ USES: tuple[Use, ...] = (
         _TLS,
     ),
     Use(
-        "distributed.comm.tcp.BaseTCPListener.start",
-        "distributed",
-        Kind.REPLACED,
-        "a connection is read only after its handshake or its authentication; both have a time limit",
-        ("hpcgpu.fabric.guarded_listener",),
-        _ADMITTED,
-    ),
-    Use(
-        "tornado.netutil.add_accept_handler.accept",
-        "tornado",
-        Kind.PROTOCOL,
-        "accepts connections until the socket reports none, so hpcgpu decides how many are accepted at a time",
-        ("hpcgpu.fabric.unauthenticated_connections",),
-        _FEW,
-    ),
-    Use(
         "ssl.SSLObject.do_handshake",
         "CPython",
         Kind.PROTOCOL,
@@ -427,7 +388,7 @@ USES: tuple[Use, ...] = (
         "distributed",
         Kind.PROTOCOL,
         "authenticates who connects before distributed reads a frame",
-        ("hpcgpu.fabric.ucx_authentication", "hpcgpu.fabric.guarded_listener"),
+        ("hpcgpu.fabric.ucx_authentication", "hpcgpu.fabric.authenticating_listener"),
         _UCX,
     ),
     Use(

@@ -93,7 +93,8 @@ def test_a_communicator_of_raft(names: dict[str, Any]) -> None:
 
 
 def test_a_training_with_pytorch(names: dict[str, Any]) -> None:
-    run("torch", names)
+    biases = run("torch", names)["biases"]
+    assert biases == len(names["workers"]) * [biases[0]]
 
 
 def test_a_sum_with_nccl(names: dict[str, Any]) -> None:

@@ -14,18 +14,31 @@ HANGS = 60.0  # seconds
 
 @pytest.mark.shows("A home filesystem that does not answer for a minute")
 def test_a_home_that_hangs_for_a_while_costs_no_job_and_no_work(site: Site) -> None:
+    """Scheduler and worker log a line meanwhile, and their logs are in the home."""
     program = Program(
         "login1",
         f"""
+import logging
+def logged(numbers):
+    logging.getLogger("distributed.worker").warning("added on the home")
+    print("added", flush=True)
+    return sum(numbers)
+def log(dask_scheduler):
+    logging.getLogger("distributed.scheduler").warning("asked on the home")
 with SlurmGPUCluster(**{SMALL | {"name": "hangs", "jobs": 1}!r}) as cluster, cluster.get_client() as client:
     cluster.wait_for_workers(1)
     say("up")
     listen()
-    say("during:", client.submit(sum, [1, 2]).result(timeout=60))
+    client.run_on_scheduler(log)
+    until = time.monotonic() + {HANGS / 2}  # the host forgets what it knows of the home, and the queue is polled
+    while time.monotonic() < until:
+        result = client.submit(logged, [1, 2], pure=False).result(timeout=60)
+    say("during:", result)
     listen()
     cluster.scale(jobs=2)
     cluster.wait_for_workers(2)
-    say("after:", len(cluster.workers))
+    logs = "".join(path.read_text() for path in cluster.directory.logs.iterdir())
+    say("after:", len(cluster.workers), "added on the home" in logs, "asked on the home" in logs)
     listen()
 """,
     )
@@ -38,7 +51,7 @@ with SlurmGPUCluster(**{SMALL | {"name": "hangs", "jobs": 1}!r}) as cluster, clu
     wait_for(lambda: time.monotonic() > until, "it hangs", 2 * HANGS)
     site.unpause("files")
     program.send()
-    program.hears("after: 2\n")
+    program.hears("after: 2 True True\n")
     assert before < set(site.jobs()), "the same jobs, and one more"
     program.send()
     program.ends()

@@ -32,7 +32,7 @@ with SlurmGPUCluster(
 ) as cluster:
     cluster.wait_for_workers(timeout=200)
     client = cluster.get_client()
-    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    workers = sorted(client.sync(client.scheduler.identity, n_workers=-1)["workers"])
     tasks = [client.submit(where, number, workers=[workers[number % len(workers)]]) for number in range(40)]
     nodes = [job.node for job in cluster.jobs if job.kind == "worker"]
     print(json.dumps({"results": client.gather(tasks), "nodes": nodes}))

@@ -96,7 +96,7 @@ PROGRAM = """
 import os, sys
 from distributed import Client
 with Client() as client:
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
     print("answer", client.submit(sum, [1, 2, 3]).result(), "workers", len(workers), flush=True)
     print("schemes", sorted({{address.split(":")[0] for address in (*workers, client.scheduler.address)}}), flush=True)
     {rest}

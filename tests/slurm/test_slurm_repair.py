@@ -29,7 +29,7 @@ def test_jobs_that_were_scaled_away_stay_away(bed: SlurmBed, until: Until) -> No
     cluster.detach()
     done = hpcgpu("scale", "few", "--jobs", "1")
     assert done.returncode == 0, done.stderr
-    [kept] = [submit.name for submit in locate("few").submits() if submit.kind == "worker" and not submit.cancelled]
+    [kept] = [submit.name for submit in locate("few").submits() if submit.kind == "worker" and not submit.unwanted]
     with SlurmGPUCluster.from_name("few") as again:
         again.wait_for_workers(1)
         until(lambda: sorted(in_queue(bed)) == [kept, "few-scheduler"], "one is left")

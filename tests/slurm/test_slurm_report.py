@@ -33,7 +33,7 @@ def test_the_bill_knows_of_each_job_what_the_queue_said_also_after_the_queue_has
         subprocess.run(["sbatch", "--job-name=demo", str(script)], check=True, capture_output=True)
         cluster.wait_for_workers(4)
         with Client(cluster) as client:
-            until(lambda: len(client.scheduler_info(n_workers=-1)["workers"]) == 8, "its workers come")
+            until(lambda: len(client.sync(client.scheduler.identity, n_workers=-1)["workers"]) == 8, "its workers come")
             client.gather(client.map(abs, range(-50, 0)))
             until(lambda: sum(job.tasks_done or 0 for job in cluster.report().jobs) == 50, "all tasks are counted")
         now = cluster.report()
@@ -46,7 +46,7 @@ def test_the_bill_knows_of_each_job_what_the_queue_said_also_after_the_queue_has
         until(lambda: cluster.report().jobs[2].state == "cancelled", "the job that was submitted by hand ends")
     ended = report(cluster.directory)
     assert ended.ended and all(job.gpu_hours for job in ended.jobs)
-    monkeypatch.setattr(reports, "known", lambda *arguments: {})
+    monkeypatch.setattr(reports, "jobs_without_end", lambda *arguments: {})
     later = report(cluster.directory)
     assert later.jobs[:2] == ended.jobs[:2], "the journal has kept what the queue said"
     assert later.jobs[2].ended_later and later.jobs[2].gpu_hours == pytest.approx(ended.jobs[2].gpu_hours, abs=0.05)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +23,10 @@ import os, sys
 import hpcgpu
 from distributed import Client
 
-with hpcgpu.SlurmGPURunner(protocol={protocol!r}, security={security!r}, quiet=True) as cluster:
+with hpcgpu.SlurmGPURunner(protocol={protocol!r}, security={security!r}, quiet=True, **{more!r}) as cluster:
     with Client(cluster) as client:
         client.wait_for_workers({workers})
-        workers = client.scheduler_info(n_workers=-1)["workers"]
+        workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
         print("schemes", sorted({{address.split(":")[0] for address in workers}}), flush=True)
         visible = lambda: os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
         first = client.run(lambda: (os.environ.get("SLURM_NODEID"), visible()))
@@ -39,7 +40,9 @@ with hpcgpu.SlurmGPURunner(protocol={protocol!r}, security={security!r}, quiet=T
 
 def srun(home: Path, tasks: str, *, gpus: int, nodes: int, **program: Any) -> tuple[int, str]:
     """Run the program by srun in a job of its own; return exit code and output."""
-    (home / "program.py").write_text(PROGRAM.format(**{"protocol": "tcp", "security": True, "rest": "", **program}))
+    (home / "program.py").write_text(
+        PROGRAM.format(**{"protocol": "tcp", "security": True, "more": {}, "rest": "", **program})
+    )
     script = home / "job.sh"
     gres = f"#SBATCH --gres=gpu:{gpus}\n" if gpus else ""
     script.write_text(
@@ -58,7 +61,7 @@ def left(bed: SlurmBed, home: Path) -> list[str]:
 
 #: Holds all workers, and shows the ranks.
 HOLD = (
-    "with hpcgpu.hold(client, 8, quiet=True) as held: "
+    "with hpcgpu.hold(client, {workers}, quiet=True) as held: "
     "print('held', held.run(lambda: os.environ['RANK']), [worker.local_rank for worker in held], flush=True)"
 )
 #: Uploads a package, and shows what it has on each worker.
@@ -68,22 +71,22 @@ UPLOAD = (
 )
 
 
-@pytest.mark.parametrize("protocol", ["tcp", "ucx"])
-def test_two_nodes_of_four_gpus_compute(bed: SlurmBed, home: Path, protocol: str) -> None:
+@pytest.mark.parametrize(("protocol", "gpus"), [("tcp", 4), ("ucx", 2)])
+def test_two_nodes_of_four_gpus_compute(bed: SlurmBed, home: Path, protocol: str, gpus: int) -> None:
     package = home / "package" / "own_runner"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("VALUE = 5\n")
-    rest = HOLD + UPLOAD.format(package=str(package))
-    code, out = srun(home, "--ntasks-per-node=6", gpus=4, nodes=2, workers=8, protocol=protocol, rest=rest)
+    workers, tasks = 2 * gpus, gpus + 2
+    rest = HOLD.format(workers=workers) + UPLOAD.format(package=str(package))
+    task_options = f"--ntasks={2 * tasks} --ntasks-per-node={tasks}"
+    code, out = srun(home, task_options, gpus=gpus, nodes=2, workers=workers, protocol=protocol, rest=rest)
     assert code == 0, out
     assert f"schemes ['{'ucx' if protocol == 'ucx' else 'tls'}']" in out
-    assert (
-        "gpus [('0', '0'), ('0', '1'), ('0', '2'), ('0', '3'), ('1', '0'), ('1', '1'), ('1', '2'), ('1', '3')]" in out
-    )
-    assert "names 8 workers 8\n" in out and "answer 5050\n" in out
+    assert f"gpus {[(str(node), str(gpu)) for node in range(2) for gpu in range(gpus)]}" in out
+    assert f"names {workers} workers {workers}\n" in out and "answer 5050\n" in out
     assert "GPUs stay unused" not in out and left(bed, home) == []
-    assert f"held {list(map(str, range(8)))} {2 * [0, 1, 2, 3]}\n" in out
-    assert f"uploaded ['own_runner'] {8 * [5]}\n" in out
+    assert f"held {list(map(str, range(workers)))} {2 * list(range(gpus))}\n" in out
+    assert f"uploaded ['own_runner'] {workers * [5]}\n" in out
     # Slurm itself sometimes reports a step that ends while a node still starts it.
     assert len([line for line in out.splitlines() if not line.startswith("slurmstepd")]) == 6, out
     assert "Traceback" not in out, out
@@ -115,12 +118,6 @@ def test_tasks_that_are_dealt_round_the_nodes_find_their_node(bed: SlurmBed, hom
     assert left(bed, home) == []
 
 
-def test_without_gpus_each_task_is_a_worker(bed: SlurmBed, home: Path) -> None:
-    code, out = srun(home, "--ntasks=4", gpus=0, nodes=1, workers=2)
-    assert code == 0 and "names 2 workers 2\n" in out and "answer 5050\n" in out, out
-    assert left(bed, home) == []
-
-
 def test_a_program_that_fails_ends_all_with_its_exit_code(bed: SlurmBed, home: Path) -> None:
     code, out = srun(home, "--ntasks=3", gpus=1, nodes=1, workers=1, rest="raise SystemExit(7)")
     assert code == 7 and "task 1: Exited with exit code 7" in out and "Traceback" not in out, out
@@ -148,4 +145,36 @@ def test_only_the_program_is_warned_before_the_walltime_ends(bed: SlurmBed, home
     """By `--signal=USR1@60` Slurm sends the signal to each task of the step, as `scancel --signal` does at once."""
     code, out = srun(home, "--ntasks=4", gpus=1, nodes=1, workers=1, rest=WARNED.strip())
     assert code == 0 and "warned True\nworkers 1 answer 42\n" in out, out
+    assert left(bed, home) == []
+
+
+#: Asks for more workers than there will be, holds as many as there are, and asks for one more.
+HOLD_TOO_MANY = """
+        def refused(n_workers):
+            try:
+                with hpcgpu.hold(client, n_workers, resources={resources}, timeout=300, quiet=True):
+                    print("held", n_workers, flush=True)
+            except hpcgpu.ClusterError as error:
+                print("refused:", error, flush=True)
+
+        refused({there} + 1)
+        with hpcgpu.hold(client, {there}, resources={resources}):
+            refused(1)
+"""
+
+
+@pytest.mark.parametrize(("gpus", "there", "resources"), [(2, 2, None), (0, 3, {"SEAT": 1})])
+def test_a_block_says_when_the_job_ends_and_more_workers_than_the_step_has_are_an_error_at_once(
+    bed: SlurmBed, home: Path, gpus: int, there: int, resources: dict[str, int] | None
+) -> None:
+    """Five tasks on a node: with two GPUs one task for workers is left over, without GPUs each is a worker."""
+    more = {"resources": resources} if resources else {}
+    rest = HOLD_TOO_MANY.format(there=there, resources=resources).strip()
+    code, out = srun(home, "--ntasks=5", gpus=gpus, nodes=1, workers=there, more=more, rest=rest)
+    assert code == 0, out
+    assert f"names {there} workers {there}\n" in out and "answer 5050\n" in out, out
+    assert re.search(rf"hpcgpu: {there} workers held; .*job job.sh\S* ends first, in [0-9]+ min", out), out
+    alone, beside = (line for line in out.splitlines() if line.startswith("refused:"))
+    assert f"will have only {there} workers, but the program waits for {there + 1}: " in alone, out
+    assert f"hold: 1 worker requested, beside {there} that this program holds already: " in beside, out
     assert left(bed, home) == []

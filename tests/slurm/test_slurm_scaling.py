@@ -21,6 +21,7 @@ from hpcgpu import ClusterError, SlurmGPUCluster
 from tests.conftest import told
 from tests.helpers import (
     a_refused_request_pauses,
+    answers,
     kill_program,
     let_go,
     messages,
@@ -264,6 +265,9 @@ def test_a_controller_that_is_away_loses_no_job_and_doubles_none(
         assert client.submit(slow, 1).result() == 1
         bed.stop_controller()
         try:
+            until(lambda: not answers(cluster), "a poll fails", timeout=250)
+            assert client.submit(sum, [1, 2]).result() == 3
+            assert cluster.status.name == "running"
             futures = client.map(wait_for, ["go"] * 100, pure=False)  # asks for the second job, until it is there
             until(lambda: "(the queue does not answer: " in waiting(cluster, 2), "a poll fails", timeout=250)
         finally:
@@ -271,6 +275,8 @@ def test_a_controller_that_is_away_loses_no_job_and_doubles_none(
         until(lambda: adaptive.state.running == 2, "scaling goes on", timeout=250)
         Event("go", client=client).set()
         assert len(client.gather(futures)) == 100
+        until(lambda: answers(cluster), "a poll succeeds", timeout=250)
+        assert {job.state for job in cluster.jobs} == {"running"}
         names = in_queue(bed)
         assert len(names) == len(set(names)) == 3, "a job was submitted twice"
 

@@ -14,7 +14,17 @@ from laptop import queue_of
 from sshd_bed import LoginNode, Nodes
 
 from hpcgpu.client.reached_by_ssh import close_tunnels
-from tests.conftest import live
+from tests.conftest import live, plain_install
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_bokeh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Only this module looks at Dask's dashboard."""
+    if request.path.stem == "test_notebook_by_ssh":
+        yield
+    else:
+        with plain_install(tmp_path_factory.mktemp("plain")):
+            yield
 
 
 @pytest.fixture

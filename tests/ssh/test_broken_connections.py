@@ -16,7 +16,7 @@ from hpcgpu.client import reached_by_ssh
 from hpcgpu.ssh import tunnel
 from hpcgpu.ssh.login import Login
 from tests import helpers
-from tests.conftest import plain_install, queue_in, told
+from tests.conftest import queue_in, told
 
 pytestmark = pytest.mark.shows("A laptop reaches a cluster by ssh; its connection breaks")
 
@@ -31,8 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         "DASK_TEMPORARY_DIRECTORY": str(place / "dask"),
         "HPCGPU_QUEUE_DIRECTORY": str(place / "queue"),
     }
-    (place / "missing").mkdir()
-    with queue_in(place), plain_install(place / "missing"):
+    with queue_in(place):
         started = helpers.hpcgpu("start", "demo", *helpers.ON_CPUS, "--jobs", "1", **variables)
         assert started.returncode == 0, started.stderr
         try:
@@ -96,10 +95,15 @@ def test_a_login_node_whose_temporary_directory_others_can_change(
 def test_futures_stay_when_the_connection_breaks(reach: Reach, connect: Connect, tmp_path: Path) -> None:
     node = reach()
     client = connect()
+    done, large = client.submit(pow, 2, 10), client.submit(lambda: bytes(30_000_000), pure=False)
+    assert done.result(60) == 1024
     future = client.submit(helpers.waits_for_file, str(tmp_path))
+    for _ in range(3):
+        node.break_connections()
+    assert len(large.result(60)) == 30_000_000
     node.break_connections()
     (tmp_path / "go").touch()
-    assert future.result(60) is None
+    assert (future.result(60), done.result(60), done.status) == (None, 1024, "finished")
 
 
 def test_futures_stay_when_the_login_node_is_silent_for_a_while(reach: Reach, connect: Connect, tmp_path: Path) -> None:
@@ -161,7 +165,7 @@ def test_a_connection_that_stays_broken_is_tried_seldom_and_at_once_when_there_i
 ) -> None:
     monkeypatch.setattr(tunnel, "_OFTEN", 0.0)
     monkeypatch.setattr(tunnel, "_PAUSES", (0.1,))
-    monkeypatch.setattr(tunnel, "_LOOKS", 0.1)
+    monkeypatch.setattr(tunnel, "_CHECKS", 0.1)
     node = reach()
     client = connect()
     node.stop()

@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,8 +24,10 @@ from laptop import Terminal, queue_of
 from sshd_bed import LoginNode, Nodes
 
 import hpcgpu
+from hpcgpu.client import reached_by_ssh
 from hpcgpu.client.reached_by_ssh import close_tunnels
 from hpcgpu.cluster.cluster_by_ssh import ClusterBySSH
+from hpcgpu.software import compare_environments
 from hpcgpu.ssh.login import Login
 from tests.conftest import Until, live, told
 
@@ -77,6 +81,33 @@ def test_a_program_on_a_laptop_has_the_whole_life_of_a_cluster(node: LoginNode, 
     assert json.loads(run("list", "--json", "--host", "login1")) == []
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"security": False}, "all users of this machine could use the way to it"),
+        ({"scheduler": "local"}, "workers do not reach this machine"),
+        ({"on_ending": print}, "on_ending does not work with host='login1'"),
+        ({"notify": print}, "it is a command, which runs on the login node"),
+    ],
+)
+def test_what_a_laptop_cannot_have_is_refused_before_anything_is_submitted(
+    home: Path, option: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(hpcgpu.OptionError, match=said):
+        hpcgpu.LocalGPUCluster(host="login1", **SMALL | option)
+
+
+def test_software_that_differs_is_an_error_before_anything_is_submitted(
+    node: LoginNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = {**compare_environments.collect(), "dask": "2020.1.0"}
+    monkeypatch.setattr("hpcgpu.cluster.cluster_by_ssh.collect", lambda: other)
+    refused = pytest.raises(hpcgpu.ClusterError, match=r"(?s)Nothing was submitted; .*fatal +dask +2020\.1\.0 ")
+    with refused, hpcgpu.LocalGPUCluster(host="login1", name="demo", jobs=1, **SMALL):
+        pass
+    assert not list((queue_of(node).directory / "jobs").glob("*.json"))
+
+
 def test_checkpoints_are_on_the_disk_of_the_cluster(node: LoginNode) -> None:
     options = SMALL | {"checkpoint_directory": "~/saved"}  # the home there, which is not that of this program
     with hpcgpu.LocalGPUCluster(host="login1", name="demo", jobs=1, **options) as cluster:
@@ -111,8 +142,10 @@ async def test_an_asynchronous_program_has_the_whole_life_of_a_cluster(
         async with Client(cluster, asynchronous=True) as client:
             assert await client.submit(sum, [2, 3]) == 5
         assert await cluster.upload_package(tmp_path / "mine") == ["mine"]
-        async with cluster.hold(1, resources={"SEAT": 1}) as workers:
-            assert [worker.rank for worker in workers] == [0]
+        block = cluster.hold(jobs=1, resources={"SEAT": 1})
+        for _ in range(2):
+            async with block as workers:
+                assert [worker.rank for worker in workers] == [0]
         await cluster.adapt(minimum_jobs=1, maximum_jobs=2)
         assert [group["maximum"] for group in (await cluster.snapshot()).groups] in ([2], [None], [])
         with pytest.raises(hpcgpu.OptionError, match="no worker group named 'large'"):
@@ -155,41 +188,6 @@ async def test_an_asynchronous_start_that_is_cancelled_leaves_no_job(node: Login
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert not live(queue_of(node))
-
-
-def test_results_and_futures_outlast_a_broken_connection(node: LoginNode) -> None:
-    with hpcgpu.LocalGPUCluster(host="login1", jobs=1, **SMALL) as cluster, cluster.get_client() as client:
-        done, event = client.submit(pow, 2, 10), Event("go", client=client)
-        large = client.submit(lambda: bytes(30_000_000), pure=False)
-        waiting = client.submit(lambda: Event("go").wait() and "went")
-        assert done.result() == 1024
-        for _ in range(3):
-            node.break_connections()
-        assert len(large.result()) == 30_000_000
-        node.break_connections()
-        event.set()
-        assert (done.result(), waiting.result(), done.status) == (1024, "went", "finished")
-
-
-def test_after_a_reboot_of_the_login_node_a_client_goes_on_with_new_work(node: LoginNode, until: Until) -> None:
-    run("start", "demo", *OPTIONS, "--jobs", "1", "--host", "login1")
-    client = hpcgpu.connect("login1:demo", quiet=True)
-    assert isinstance(client, Client)
-    assert client.submit(sum, [1, 2]).result() == 3
-    for pid in processes_of(node, b"hpcgpu.ssh.relay"):  # the jobs are on other nodes, which do not end
-        os.kill(pid, signal.SIGKILL)
-    node.break_connections()
-
-    def answers() -> bool:
-        try:
-            return bool(client.submit(sum, [2, 3], pure=False).result() == 5)
-        except FutureCancelledError as error:
-            assert "the connection through login1 broke, and the scheduler lives: run your work again" in str(error)
-            return False
-
-    until(answers, "the client goes on")
-    client.close()
-    assert "no job is left" in run("stop", "demo", "--host", "login1")
 
 
 def test_the_command_line_shows_and_changes_a_cluster_of_a_login_node(node: LoginNode, tmp_path: Path) -> None:
@@ -243,17 +241,62 @@ def test_a_program_holds_workers_and_brings_a_package_and_needs_not_close_its_cl
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/__init__.py").write_text("def answer(): return 'of my own'\n")
     program = (
-        "import hpcgpu\n"
+        "import distributed, hpcgpu\n"
         f"options = {SMALL | {'resources': {'SEAT': 1}}!r}\n"
         "with hpcgpu.LocalGPUCluster(host='login1', jobs=1, **options) as cluster:\n"
         "    client = cluster.get_client()\n"
         f"    cluster.upload_package({str(tmp_path / 'mine')!r})\n"
         "    print(client.submit(lambda: __import__('mine').answer()).result())\n"
-        "    with cluster.hold(1, resources={'SEAT': 1}) as workers:\n"
-        "        print([worker.rank for worker in workers])\n"
+        "    block = cluster.hold(1, resources={'SEAT': 1})\n"
+        "    for _ in range(2):\n"
+        "        with block as workers:\n"
+        "            print([worker.rank for worker in workers])\n"
+        "            held = workers.client\n"
+        "            scheduler = held.scheduler_info()['address']\n"
+        "            reached = held.run(lambda dask_worker: dask_worker.scheduler.address).values()\n"
+        "            print({scheduler} == {*reached}, scheduler == held.scheduler.address)\n"
+        "    try:\n"
+        "        cluster.hold(1, resources={'x': -1})\n"
+        "    except hpcgpu.OptionError:\n"
+        "        print(len([one for one in cluster._clients if one.status == 'running']))\n"
+        "    print(distributed.default_client() is client, client.status, held.status)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=150, check=False)
-    assert (done.stdout, done.stderr) == ("of my own\n[0]\n", "")
+    assert (done.stdout, done.stderr) == (
+        "of my own\n[0]\nTrue False\n[0]\nTrue False\n1\nTrue running closed\n",
+        "",
+    ), "the page on libraries finds the scheduler's address for workers so"
+
+
+def test_a_block_takes_jobs_and_its_timeout_limits_the_wait_for_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = list[float | None]()
+
+    def reach(*_: object, timeout: float | None, quiet: bool) -> Any:
+        limits.append(timeout)
+        return SimpleNamespace(scheduler=SimpleNamespace(workers_per_job=4))
+
+    monkeypatch.setattr(reached_by_ssh, "reach", reach)
+    monkeypatch.setattr(ClusterBySSH, "_let_manage", lambda self: None)
+    cluster: Any = ClusterBySSH.__new__(ClusterBySSH)
+    cluster.directory, cluster._named, cluster.login, cluster.quiet = "there", "there", None, True
+    cluster._closed, cluster._asynchronous, cluster._reached = False, False, None
+    with pytest.raises(hpcgpu.OptionError, match="write either n_workers or jobs"):
+        cluster.hold()
+    assert cluster.hold(jobs=2, timeout="1m").n_workers == 8 and limits == [60.0]
+
+
+def test_the_loss_of_a_held_worker_names_its_job_the_reason_and_the_log(node: LoginNode) -> None:
+    seat = {"SEAT": 1}
+    options = SMALL | {"resources": seat}
+    with (
+        hpcgpu.LocalGPUCluster(host="login1", name="demo", jobs=1, **options) as cluster,
+        hpcgpu.connect("login1:demo", quiet=True) as client,
+    ):
+        for block in (cluster.hold(jobs=1, resources=seat), hpcgpu.hold(client, 1, resources=seat, quiet=True)):
+            words = r"of job .* was lost while a program held it: .*cancelled.*\. Log: .*\.log\. The other"
+            with pytest.raises(hpcgpu.ClusterError, match=words), block as workers:
+                queue_of(node).cancel([workers[0].job_id])
+                workers.run(time.sleep, 600)
 
 
 def test_a_program_that_ends_without_close_leaves_no_job(node: LoginNode) -> None:

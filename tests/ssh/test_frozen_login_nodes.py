@@ -93,11 +93,11 @@ def test_ctrl_c_ends_a_login_that_gets_no_answer(login_node: Nodes, until: Until
         assert "KeyboardInterrupt" in terminal.end()
 
 
-def test_a_wait_that_does_not_look_any_more_gives_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_that_checks_nothing_any_more_gives_no_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not _hangs()
     with Progress(True) as progress:
         progress.update("waiting for a file system")
         assert not _hangs()
-        monkeypatch.setattr(Progress, "looked", time.monotonic() - 301)
+        monkeypatch.setattr(Progress, "last_check", time.monotonic() - 301)
         assert _hangs()
     assert not _hangs()

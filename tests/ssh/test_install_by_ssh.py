@@ -70,3 +70,4 @@ def test_a_login_node_that_reaches_no_package_index_is_told_what_to_do(login_nod
     assert "hpcgpu is not found on login1" in helpers.hpcgpu(*LIST).stderr
     [environment] = (node.home / ".local/share/hpcgpu").glob("environments/python*")
     assert environment.name == f"python{sysconfig.get_python_version()}"  # another Python gets another one
+    assert not environment.stat().st_mode & 0o077, "what is installed there runs as the user"

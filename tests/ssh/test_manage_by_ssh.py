@@ -72,9 +72,16 @@ def test_the_login_node_manages_a_cluster_while_the_laptop_is_away(
 def test_a_cluster_of_a_fixed_size_is_managed_by_the_login_node_too(
     node: LoginNode, until: Until, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    reported = ""
+
+    def reports(words: str) -> bool:
+        nonlocal reported
+        reported += capfd.readouterr().err
+        return re.search(words, reported) is not None
+
     with hpcgpu.PBSGPUCluster(host="login1", name="demo", jobs=1, **{**OPTIONS, "quiet": False}) as cluster:
         until(lambda: "hpcgpu manage (process " in cluster.snapshot().manager, "the login node manages it")
-    said = capfd.readouterr().err
-    assert re.search(r"demo: hpcgpu manage \(process .*manages it from now on", said), said
-    assert "The scheduler job cannot: compute nodes of this site cannot submit jobs: `qsub` was not found" in said
+        until(lambda: reports(r"demo: hpcgpu manage \(process .*manages it from now on"), "the program reports it")
+        why = "The scheduler job cannot: compute nodes of this site cannot submit jobs: `qsub` was not found"
+        until(lambda: reports(why), "and the reason")
     until(lambda: not managers(node), "it ends with the cluster")

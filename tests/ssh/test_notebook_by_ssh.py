@@ -115,7 +115,7 @@ def test_the_widget_is_live_starts_no_ssh_for_its_pictures_and_controls_the_clus
 def test_the_notebook_of_the_examples_needs_a_host_and_no_other_change(
     node: LoginNode, jupyter: Servers, page: Any, until: Until
 ) -> None:
-    """Its buttons act while one more cell runs."""
+    """Its buttons act while one more cell runs. What is clicked while the login node is not reached is done later."""
     go = node.home / "go"
     notebook = json.loads(FLIGHTS.read_text().replace("LocalGPUCluster(name=", "LocalGPUCluster(host='login1', name="))
     waits = (
@@ -137,9 +137,17 @@ def test_the_notebook_of_the_examples_needs_a_host_and_no_other_change(
         widget.get_by_role("link", name="dashboard").click()
     dask_in(opened.value)
     opened.value.close()
+    node.stop()
+    node.break_connections()
+    said = widget.get_by_text(re.compile("This view was last updated at .* The cluster cannot be queried: "))
+    said.wait_for()
+    assert widget.locator("tr", has_text="flights-1").is_visible()
     widget.get_by_label("Size of the cluster").fill("1")
     widget.get_by_role("button", name="Scale").click()
+    widget.get_by_role("button", name="Scale", disabled=True).wait_for()
+    node.start()
     widget.get_by_text("Scale: done.").wait_for()
+    said.wait_for(state="hidden")
     until(lambda: len(in_queue(queue_of(node), "flights")) == 2, "it is smaller while the cell runs")
     widget.get_by_role("button", name="flights-0").click()
     widget.get_by_role("region", name="Log of flights-0").get_by_text("Start worker").first.wait_for()
@@ -149,35 +157,6 @@ def test_the_notebook_of_the_examples_needs_a_host_and_no_other_change(
     until(lambda: not in_queue(queue_of(node), "flights"), "the jobs end")
     go.touch()
     shown.output(9).get_by_text("all cells have run").wait_for()
-    assert page.errors == []
-
-
-def test_the_view_says_that_the_login_node_is_not_reached_and_then_goes_on(
-    node: LoginNode, jupyter: Servers, page: Any, until: Until
-) -> None:
-    """What is clicked meanwhile is done later."""
-    server = jupyter(arguments=WITH)
-    server.write("flights.ipynb", START, "cluster")
-    notebook = Notebook(page, server, "flights.ipynb")
-    notebook.run_all()
-    widget = notebook.output(1).locator(".hpcgpu")
-    widget.locator(".hpcgpu-gpu", has_text="flights-0-1").wait_for()
-    node.stop()
-    node.break_connections()
-    said = widget.get_by_text(re.compile("This view was last updated at .* The cluster cannot be queried: "))
-    said.wait_for()
-    assert widget.locator(".hpcgpu-gpu", has_text="flights-0-1").is_visible()
-    widget.get_by_label("Size of the cluster").fill("2")
-    widget.get_by_role("button", name="Scale").click()
-    widget.get_by_role("button", name="Scale", disabled=True).wait_for()
-    node.start()
-    widget.get_by_text("Scale: done.").wait_for()
-    widget.locator("tr", has_text="flights-1").get_by_text("running").wait_for()
-    said.wait_for(state="hidden")
-    widget.get_by_role("button", name="Stop").click()
-    widget.get_by_role("button", name="Stop the cluster").click()
-    widget.get_by_text("closed", exact=True).wait_for()
-    until(lambda: not in_queue(queue_of(node), "flights"), "the jobs end")
     assert page.errors == []
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from bed import processes
 from laptop import Relay, Terminal, queue_of
@@ -77,12 +78,17 @@ class Laptop:
         tell(stopped, signal.SIGCONT)
 
     def away_during_a_command(self, begun: Callable[[], object] = lambda: True) -> None:
-        """Be away while a command runs on the login node. It goes on later."""
+        """Be away while a command runs on the login node. It goes on later.
+
+        Where it has ended before this test could stop it, its answer arrives, and there is nothing to be away from.
+        """
         before = commands(self.node)
         self.terminal.type("")
         wait_until(lambda: commands(self.node) - before and begun(), "the command has begun")
         stopped = commands(self.node) - before
         tell(stopped, signal.SIGSTOP)
+        if not any(map(is_stopped, stopped)):
+            return
         try:
             self.away()
         finally:
@@ -100,6 +106,15 @@ def tell(pids: Collection[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is there, and stopped: one that has ended is not."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        wait_until(lambda: process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE), "it is stopped")
+        return process.status() == psutil.STATUS_STOPPED
+    return False
 
 
 def commands(node: LoginNode) -> set[int]:
@@ -286,7 +301,7 @@ def test_a_laptop_without_a_network_starts_nothing(node: LoginNode, start: Start
 
 
 def test_a_program_that_ends_without_a_network_says_how_its_jobs_end(node: LoginNode, start: Start) -> None:
-    laptop = start("login._PATIENCE = 2\n" + SHORT.format(options=options(node)))
+    laptop = start("login._TRIED_FOR = 2\n" + SHORT.format(options=options(node)))
     laptop.begin("start")
     laptop.terminal.expect("phase end")
     laptop.link.down()

@@ -7,13 +7,13 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hpcgpu.batch.base import After, BatchSystem, JobState, JobStatus, OwnJob
 from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
 from hpcgpu.configuration.resolve import resolve
-from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable
+from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, SubmitRefused
 from hpcgpu.jobs.job_registry import Registry
 from hpcgpu.jobs.scheduler_job import SchedulerJob
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
@@ -21,6 +21,8 @@ from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cluster_phases import Ownership
 from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.reconciler import Reconciler
+from hpcgpu.manager.restart_scheduler import SchedulerRestarts
+from hpcgpu.manager.scheduler_client import SchedulerClient
 from hpcgpu.manager.take_over import attach
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling import worker_names
@@ -44,6 +46,7 @@ class Queue(BatchSystem):
         self.refusal: Exception | None = None
         self.silent = self.loses_answers = False
         self.excluded: list[str] = []
+        self.refuses_exclude = False
 
     def check(self) -> None: ...
 
@@ -62,6 +65,8 @@ class Queue(BatchSystem):
     ) -> str:
         if self.refusal is not None:
             raise self.refusal
+        if exclude and self.refuses_exclude:
+            raise SubmitRefused("Requested node configuration is not available")
         job_id, self.excluded = str(next(self.ids)), list(exclude)  # several are submitted at a time, in threads
         self.jobs[job_id] = JobStatus(
             job_id=job_id,
@@ -237,8 +242,11 @@ class Site:
 
     async def settled(self) -> None:
         """Let all that is under way come to its end."""
-        while self.state.tasks:
-            ended, others = await asyncio.wait(self.state.tasks, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        restarts = self.reconciler.restarts
+        while tasks := self.state.tasks | (
+            restarts.tasks if restarts is not None and not self.state.phase.restarting else set()
+        ):
+            ended, others = await asyncio.wait(tasks, timeout=60, return_when=asyncio.FIRST_COMPLETED)
             for task in others if not ended else ():
                 task.cancel()
             assert ended, f"within a minute none of these came to its end: {others}; the jobs: {self.shown}"
@@ -306,6 +314,25 @@ class Site:
         }
 
 
+def restarts(site: Site, path: Path) -> SchedulerRestarts:
+    """Return what lets the scheduler of a site be restarted."""
+
+    def new_job(name: str) -> SchedulerJob:
+        job = SchedulerJob(site.state.dispatcher, path / "scheduler", name, site.directory.logs, 60.0)
+        job.restarts = True
+        return job
+
+    async def connect(address: str) -> SchedulerClient:
+        return cast(SchedulerClient, site.client)
+
+    async def connected(client: SchedulerClient) -> None:
+        site.state.runs()
+        site.state.client = client
+        site.reconciler.drainer.continue_drains()
+
+    return SchedulerRestarts(site.state, new_job, connect, connected)
+
+
 async def taken_over(site: Site, path: Path) -> Site:
     """Return the same cluster under another manager, whose scheduler and queue are the same."""
     other = Site.__new__(Site)
@@ -313,15 +340,19 @@ async def taken_over(site: Site, path: Path) -> Site:
     number = site.directory.take_over("another program").number
     dispatcher = Dispatcher(site.queue, site.directory, number, lambda: other.now)
     other.registry = Registry("demo", dispatcher, site.directory.logs, site.options.cluster.worker_restarts)
-    other.group = other.registry.add_group(DEFAULT, site.options.worker, path / "worker")
+    for name, group in site.registry.groups.items():
+        other.registry.add_group(name, group.options, group.script)
+    other.group = other.registry.groups[DEFAULT]
     other.state = ClusterState("demo", dispatcher, other.registry, Ownership(True, True), other, lambda: other.now)
     other.reconciler = Reconciler(other.state, EnvironmentCheck("off"))
-    await attach(
-        other.state, lambda name: SchedulerJob(dispatcher, path / "scheduler", name, site.directory.logs, 60.0)
-    )
+    made = restarts(other, path)
+    made.following = await attach(other.state, made._new_job)
+    if site.reconciler.restarts is not None:
+        other.reconciler.restarts = made
     assert isinstance(other.state.scheduler, SchedulerJob)
     other.scheduler = other.state.scheduler
     other.reconciler.restore(site.directory.wanted())
     await other.scheduler.wait_until_reachable()
     other.state.client = other.client
+    other.reconciler.observe_workers(other.client.there)
     return other

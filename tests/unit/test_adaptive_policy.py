@@ -36,7 +36,7 @@ class SimulatedJob:
     busy: bool = False
     calls: int = 0
     computing: int = 0
-    retiring: bool = False
+    draining: bool = False
     ends_at: float | None = None
     wanted: int = 0
     actors: int = 0
@@ -56,7 +56,7 @@ class SimulatedJob:
             actors=self.actors,
             memory=0 if self.started is None else MEMORY,
             idle_since=self.idle_since,
-            retiring=self.retiring,
+            draining=self.draining,
         )
 
 
@@ -93,7 +93,7 @@ class Site:
                     continue  # its data fits nowhere else: it stays as long as it can
                 self.leave(job)  # its workers have retired
                 self.lost += 0 if self.running() else job.wanted
-            elif job.started is not None and not job.retiring:
+            elif job.started is not None and not job.draining:
                 running += 1
                 job.busy = running <= demand
                 works = job.busy or job.calls or job.computing
@@ -117,7 +117,7 @@ class Site:
         return decision
 
     def running(self) -> list[SimulatedJob]:
-        return [job for job in self.jobs if job.started is not None and not job.retiring]
+        return [job for job in self.jobs if job.started is not None and not job.draining]
 
     def leave(self, job: SimulatedJob) -> None:
         """Let a job go; its data moves to the job that holds least, if there is one."""
@@ -146,7 +146,7 @@ class Site:
         """What must hold of every decision."""
         by_name = {view.name: view for view in views}
         chosen = set(decision.cancel) | set(decision.retire)
-        staying = [view for view in views if view.name not in chosen and not view.retiring]
+        staying = [view for view in views if view.name not in chosen and not view.draining]
         wait = expected_wait(self.history.waits, views, self.now) or 0.0
         lasting = [view for view in staying if view.leaves is None or view.leaves - wait > self.now]
         assert decision.submit >= 0 and decision.reason
@@ -685,7 +685,7 @@ def test_what_clients_still_want_keeps_as_few_jobs_as_can_hold_it_and_the_reason
     assert decide([*full, holder("c", 0)], Demand(), SIXTEEN, History(), now=100.0).retire == ("c",)
     above = decide(full, Demand(), Limits(maximum=1), History(), now=100.0)
     assert not above.acts and "no idle job can end: the others cannot hold its data" in above.reason
-    moving = [holder("a", 4 * 10**9, retiring=True), holder("b", 0), holder("c", 4 * 10**9)]
+    moving = [holder("a", 4 * 10**9, draining=True), holder("b", 0), holder("c", 4 * 10**9)]
     assert not decide(moving, Demand(), SIXTEEN, History(), now=100.0).acts, (
         "what a job that leaves holds needs room too"
     )
@@ -751,7 +751,7 @@ def test_a_job_that_ends_is_replaced_if_its_results_would_fill_more_than_half_of
 
 
 def test_a_job_that_ends_uses_the_budget_as_long_as_it_runs() -> None:
-    limits, jobs = Limits(maximum=2, gpu_seconds=3600.0), [busy("a"), replace(busy("b"), retiring=True)]
+    limits, jobs = Limits(maximum=2, gpu_seconds=3600.0), [busy("a"), replace(busy("b"), draining=True)]
     assert not decide(jobs[:1], Demand(jobs=1, seconds=1e6), limits, History(gpu_seconds=3555.0), now=0.0).over
     assert decide(jobs, Demand(jobs=1, seconds=1e6), limits, History(gpu_seconds=3555.0), now=0.0).over
 

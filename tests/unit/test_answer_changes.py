@@ -13,7 +13,7 @@ import pytest
 from distributed import Scheduler, Worker
 from distributed.security import Security
 
-from hpcgpu.dask_scheduler.answer_changes import Known, Sent
+from hpcgpu.dask_scheduler.answer_changes import Received, Sent
 from hpcgpu.dask_scheduler.rpc_types import WorkerLoad
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
 from hpcgpu.manager.periodic_tasks import decision_interval
@@ -46,7 +46,7 @@ def size(answer: object) -> int:
 
 @pytest.mark.parametrize("number", [10, 1000, 8000])
 def test_an_answer_does_not_grow_with_the_workers_if_nothing_has_changed(number: int) -> None:
-    told, known = Sent(), Known()
+    told, known = Sent(), Received()
     assert known.update(told.changed_since(loads(number), known.version))
     again = told.changed_since(loads(number), known.version)
     assert size(again) < 100
@@ -59,17 +59,17 @@ def test_an_answer_does_not_grow_with_the_workers_if_nothing_has_changed(number:
 
 
 def test_everything_is_told_again_after_either_side_has_started_again() -> None:
-    told, known = Sent(), Known()
+    told, known = Sent(), Received()
     known.update(told.changed_since(loads(10), known.version))
     known.update(Sent().changed_since(loads(8), known.version))
     assert known.values == loads(8), "another scheduler, which knows nothing of the version"
-    new = Known()
+    new = Received()
     new.update(told.changed_since(loads(10), new.version))
     assert new.values == loads(10)
 
 
 def test_two_that_ask_in_turns_both_have_everything() -> None:
-    told, one, other = Sent(), Known(), Known()
+    told, one, other = Sent(), Received(), Received()
     for number in (10, 12, 12, 9):
         for known in (one, other):
             known.update(told.changed_since(loads(number), known.version))

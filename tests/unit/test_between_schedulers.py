@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
+import signal
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,9 @@ from hpcgpu.display.job_info import JobInfo
 from hpcgpu.existing_clusters import snapshot
 from hpcgpu.existing_clusters.between_schedulers import between_schedulers, next_scheduler_job
 from hpcgpu.manager import answer_clients
-from hpcgpu.runtime.scheduler_connection import answer_of
+from hpcgpu.runtime import next_scheduler
+from hpcgpu.runtime.scheduler_connection import ConnectionResult, answer_of
+from hpcgpu.scaling.wanted_state import Wanted
 from hpcgpu.store import certificates_and_keys, saved_options
 from hpcgpu.store.cluster_json import FORMAT
 from hpcgpu.store.contact import Contact
@@ -189,7 +193,7 @@ async def test_a_client_of_the_program_that_has_left_the_cluster_waits_for_the_s
 ) -> None:
     """The manager in the scheduler job has left, too: SIGTERM ends all processes of a job at its walltime."""
     directory = cluster(tmp_path)
-    directory.write("wanted.json", json.dumps({"detached": True, "unattended": True}))
+    directory.write("wanted.json", json.dumps({"detached": True, "manager_in_scheduler_job": True}))
     directory.leave(directory.take_over("hpcgpu in the scheduler job", in_scheduler_job=True).number)
     directory.withdraw()
     looks = iter(range(3))
@@ -201,3 +205,49 @@ async def test_a_client_of_the_program_that_has_left_the_cluster_waits_for_the_s
     monkeypatch.setattr(lost_scheduler.asyncio, "sleep", sleep)
     found = await answer_clients._next_address(lambda: state, directory, "tls://127.0.0.1:1", "1")  # type: ignore[arg-type]
     assert found == "tls://127.0.0.1:2"
+
+
+@pytest.mark.parametrize(
+    ("case", "again"),
+    [
+        ("a program manages the cluster", True),
+        ("its manager has detached it, and a job waits to follow", True),
+        ("its manager has detached it, and no job waits to follow", False),
+        ("the job that should follow was cancelled", False),
+        ("the cluster is closed", False),
+        ("its keys were removed", False),
+        ("its scheduler lives", False),
+        ("a person ends the job", False),
+        ("a person ends the job, after it has ended its workers itself", False),
+        ("the job has ended its workers itself", True),
+    ],
+)
+def test_a_worker_job_begins_anew_only_if_another_scheduler_can_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, again: bool
+) -> None:
+    directory, begun = cluster(tmp_path), list[str]()
+    directory.withdraw()  # by a scheduler that has ended
+    manager = directory.manager()
+    assert manager is not None
+    own, sent = "has ended its workers itself" in case, ("a person" in case) + ("itself" in case)
+    monkeypatch.setattr(next_scheduler, "_served", ["1"])
+    monkeypatch.setattr(next_scheduler, "_own_signals", [signal.SIGTERM] * own)
+    monkeypatch.setattr(next_scheduler, "_terminated", [signal.SIGTERM] * sent)
+    monkeypatch.setattr(next_scheduler, "identify", lambda contact, directory: ConnectionResult.ACCEPTED)
+    monkeypatch.setattr(next_scheduler.os, "execve", lambda program, *_: begun.append(program))
+    if "detached" in case or "cancelled" in case:
+        directory.want(Wanted(detached=True))
+        directory.leave(manager.number)
+    if "no job waits" in case:
+        directory.ended({"demo-scheduler2": "3"})
+    if "cancelled" in case:
+        directory.cancel(["demo-scheduler2"])
+    if "closed" in case:
+        directory.begin_close()
+    if "keys" in case:
+        directory.remove_secrets()
+    if "lives" in case:
+        directory.publish(Contact(token="t", job_id="1", workers="tls://127.0.0.1:1", client="tls://127.0.0.1:1"))
+    arguments = argparse.Namespace(directory=tmp_path, restart_wait=60.0)
+    next_scheduler.begin_anew(arguments, {}, "tls://127.0.0.1:1")
+    assert bool(begun) is again

@@ -165,7 +165,7 @@ def test_a_running_job_is_billed_until_now() -> None:
         ({}, None, "a user or the batch system cancelled it"),
         ({}, 5 * HOUR - 2, "with the cluster"),
         ({}, 9 * HOUR, "a user or the batch system cancelled it"),
-        ({"cancelled": True}, None, "the cluster no longer needed it"),
+        ({"unwanted": True}, None, "the cluster no longer needed it"),
     ],
 )
 def test_it_says_who_cancelled_a_job(changes: dict[str, Any], over: float | None, reason: str) -> None:
@@ -176,7 +176,7 @@ def test_it_says_who_cancelled_a_job(changes: dict[str, Any], over: float | None
 @pytest.mark.parametrize("called", [JobState.FAILED, JobState.COMPLETED])
 def test_a_cancel_of_our_own_is_no_failure_whatever_the_queue_calls_it(called: JobState) -> None:
     end = status(called, start=HOUR, end=5 * HOUR)
-    job = bill(submit(cancelled=True), used(), end, 1, now=9e9)
+    job = bill(submit(unwanted=True), used(), end, 1, now=9e9)
     assert (job.state, job.reason) == ("cancelled", "the cluster no longer needed it")
     job = bill(submit(), used(), end, 1, now=9e9, over=4 * HOUR)
     assert (job.state, job.reason) == ("cancelled", "with the cluster")
@@ -286,7 +286,7 @@ def test_gpus_that_were_connected_count_where_the_options_request_fewer(
         directory.submitted(f"demo-{number}", str(number))
     kept = [JobUsage(id="7", gpus=4, began=1.0, last=2.0), JobUsage(id="8", gpus=1, began=1.0, last=2.0)]
     directory.write(FILE, "".join(line(job) for job in kept))
-    monkeypatch.setattr(report_module, "known", lambda *arguments: {})
+    monkeypatch.setattr(report_module, "jobs_without_end", lambda *arguments: {})
     found = report_module.report(directory)
     assert [job.gpus for job in found.jobs] == [4, 2]
     assert [text for text in found.problems if "connected" in text] == [
@@ -304,7 +304,7 @@ def test_of_a_job_whose_usage_was_dropped_nobody_knows_what_it_did(
     saved_options.write(directory, resolve("slurm", {"name": "demo", "gpus_per_node": 2}))
     directory.intend("demo-0", "worker")
     directory.submitted("demo-0", "7")
-    monkeypatch.setattr(report_module, "known", lambda *arguments: {"7": ENDED})
+    monkeypatch.setattr(report_module, "jobs_without_end", lambda *arguments: {"7": ENDED})
     later = line(JobUsage(id="9", gpus=2, began=20 * HOUR, last=21 * HOUR))
     before = []
     for content in (later, line(JobUsage(id="")) + later):
@@ -400,5 +400,5 @@ def test_the_page_shows_what_the_report_prints() -> None:
 
 
 def test_a_job_that_the_manager_cancelled_is_told_so_after_the_queue_has_forgotten_it() -> None:
-    job = bill(submit(cancelled=True, ended=True), used(), None, 1, now=9e9)
+    job = bill(submit(unwanted=True, ended=True), used(), None, 1, now=9e9)
     assert (job.state, job.reason) == ("ended", "the cluster no longer needed it")

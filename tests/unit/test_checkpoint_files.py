@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from distributed import Client, Future, KilledWorker, LocalCluster
 
 import hpcgpu
 from hpcgpu import CheckpointError, OptionError
-from hpcgpu.checkpoints import pieces, versions
+from hpcgpu.checkpoints import pieces, structure, versions
 from hpcgpu.errors import ClusterWarning, NotTrusted
 from hpcgpu.posix import checked_files
 
@@ -335,6 +335,20 @@ def test_data_of_all_kinds_are_restored_in_the_same_cluster_while_the_original_l
     save(client, first, place)
     assert np.array_equal(restored(client, place)["array"].compute(), array.compute()), "restored data are data"
     assert "run_spec" not in caplog.text
+
+
+def test_the_next_scheduler_uses_a_key_again_only_if_dask_made_it_and_nothing_else_has_it() -> None:
+    """A program may compute something else under a key of its own."""
+    submitted = list[Any]()
+
+    def submit(keys: Sequence[Any]) -> list[Any]:
+        submitted.extend(keys)
+        return list(keys)
+
+    dask_s, own = f"pow-{'0' * 32}", "model"
+    structure.put_together([structure._Result(dask_s), structure._Result(own)], submit, known=set())
+    structure.put_together(structure._Result(dask_s), submit, known={dask_s})
+    assert submitted[0] == dask_s and not {dask_s, own}.intersection(submitted[1:])
 
 
 def test_a_failed_task_is_named(client: Client, place: Path) -> None:

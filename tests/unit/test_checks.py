@@ -15,7 +15,15 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.batch.pbs.queues import PBSQueue
 from hpcgpu.batch.queues import Queue
 from hpcgpu.checks import check_jobs
-from hpcgpu.checks.judge_job_reports import Seen, environment_lines, fabric_line, judge, untested_lines, visibility
+from hpcgpu.checks.judge_job_reports import (
+    Seen,
+    environment_lines,
+    fabric_line,
+    judge,
+    polars_lines,
+    untested_lines,
+    visibility,
+)
 from hpcgpu.checks.login_node import directory_lines, judge_queues
 from hpcgpu.checks.result_lines import Line, text
 from hpcgpu.configuration.resolve import resolve
@@ -195,6 +203,16 @@ def test_a_scheduler_job_without_the_commands_of_the_queue_is_a_warning_and_a_wo
     assert "queue commands in the job" not in found(seen("worker", queue_error=error))
 
 
+def test_a_submit_that_printed_no_id_is_a_warning() -> None:
+    job = seen()
+    assert "job id" not in found(job)
+    job.unread = "Thank you\x1b[2J\n"
+    line = found(job)["job id"]
+    assert line.grade == "warning" and "Thank you" in line.found and line.found.isprintable()
+    job.unread = ""
+    assert found(job)["job id"].grade == "warning", "a command of the site that prints nothing"
+
+
 def test_a_job_that_told_nothing_is_one_failure() -> None:
     job = Seen("scheduler")
     job.problem = "job 7 will never start: PartitionTimeLimit"
@@ -223,6 +241,15 @@ def test_a_worker_s_node_without_the_scheduler_s_fabric_is_a_failure() -> None:
     assert fabric_line(seen("scheduler").found, seen().found, options).grade == "ok"
     line = fabric_line(seen("scheduler").found, seen(node=asdict(Node(has_ucxx=True))).found, options)
     assert line.grade == "failure" and "no active InfiniBand port" in line.found
+
+
+def test_options_that_the_engine_of_cudf_polars_forbids_are_a_warning_where_it_is_installed() -> None:
+    has_it = seen(environment={"python": "3.12.4", "cudf-polars": "26.10.0"}).found
+    options = resolve("slurm", {"rmm_pool_size": "20GB", "enable_nvlink": True, "rmm_async": False})
+    [line] = polars_lines(has_it, options)
+    assert line.grade == "warning" and line.found.endswith("these are set: rmm_pool_size, enable_nvlink")
+    assert not list(polars_lines(has_it, resolve("slurm", {})))
+    assert not list(polars_lines(seen().found, options)), "another library may need them"
 
 
 def test_differences_of_software_are_lines() -> None:
@@ -347,10 +374,10 @@ def test_a_job_that_reads_old_files_is_a_failure_and_one_that_does_not_listen_is
     job, report = Seen("scheduler"), seen().found
     assert report is not None
     report |= {"token": "of an earlier check", "address": ["127.0.0.1", 9]}  # nothing listens there
-    check_jobs._meet(job, report, directory, waited=1.0)
+    check_jobs._record_report(job, report, directory, waited=1.0)
     assert job.found is None and "the filesystem is not shared, or shows old content" in job.problem
     job = Seen("scheduler")
-    check_jobs._meet(job, report | {"token": directory.token()}, directory, waited=1.0)  # type: ignore[arg-type]
+    check_jobs._record_report(job, report | {"token": directory.token()}, directory, waited=1.0)  # type: ignore[arg-type]
     assert job.found is not None and "refused" in job.unreachable and job.skew is None
     assert found(job)["reachable from here"].grade == "failure"
 

@@ -145,6 +145,13 @@ def test_a_job_that_nobody_asked_for_is_none_of_the_clusters(directory: ClusterD
     assert [job.job_id for job in live_jobs(directory, queue)] == ["7"]
 
 
+def test_a_stop_does_not_cancel_another_job_that_got_an_old_id(directory: ClusterDirectory) -> None:
+    queue: Any = Queue(forgets=set())
+    queue.poll = lambda job_ids: {"7": JobStatus(job_id="7", name="train", state=JobState.RUNNING)}
+    assert stop(directory, queue, sleep=lambda seconds: None) == []
+    assert not queue.cancelled and directory.closed
+
+
 def test_what_a_contact_and_a_manager_say_is_text(directory: ClusterDirectory) -> None:
     evil = "\x1b[2J\u202e"
     contact = Contact(token=directory.token(), job_id="7", workers=evil, client=evil, fabric=evil * 10**6)
@@ -310,6 +317,28 @@ async def test_a_worker_that_joins_a_draining_job_retires_too(directory: Cluster
     assert asked[2:] == [["demo-0-1"], ["demo-0-0", "demo-0-1"]]
 
 
+async def test_workers_whose_data_fits_nowhere_else_go_on_with_their_tasks_also_if_there_is_room_just_then(
+    directory: ClusterDirectory,
+) -> None:
+    job, closed, resumed = worker_job(directory), list[str](), list[str]()
+    job.joined("tls://a", "demo-0", now=1.0)
+    job.drain(Drain.UNWANTED)
+
+    async def retire(names: Iterable[str], *, close: bool) -> list[str]:
+        closed.extend(names if close else ())
+        return ["tls://a"] if close else []
+
+    async def resume(names: Iterable[str]) -> None:
+        resumed.extend(names)
+
+    async def unfinished(names: Iterable[str]) -> dict[str, int]:
+        return dict.fromkeys(names, 1)
+
+    client: Any = SimpleNamespace(retire=retire, unfinished=unfinished, resume=resume)
+    assert await close_finished(client, [job], at_once=[]) == ([], [job])
+    assert closed == [] and resumed == ["demo-0"]
+
+
 def test_a_directory_knows_whose_it_is(directory: ClusterDirectory, tmp_path: Path) -> None:
     token = directory.token()
     assert directory.is_of(token) and not directory.is_of("another")
@@ -323,13 +352,13 @@ def test_a_job_that_lost_a_worker_for_good_can_still_be_idle(directory: ClusterD
         ("processing", "calls", "computes", "nbytes", "wanted", "actors", "paused", "memory_limit"), 0
     )
     load = {"demo-0-0": nothing, "demo-0-1": nothing}
-    job.group.take_load(load, now=1.0)
+    job.group.record_load(load, now=1.0)
     assert job.work.idle_since is None, "its other worker is still to come"
     job.joined("b", "demo-0-1", now=2.0)
-    job.group.take_load(load, now=2.0)
+    job.group.record_load(load, now=2.0)
     assert job.work.idle_since == 2.0
     del job.workers["b"]
-    job.group.take_load(load, now=3.0)
+    job.group.record_load(load, now=3.0)
     assert job.work.idle_since == 2.0
 
 
@@ -367,7 +396,7 @@ def test_the_journal_knows_which_jobs_are_not_wanted_any_more(tmp_path: Path) ->
     directory.cancel(["demo-1", "demo-2"])
     directory.keep(["demo-2"])  # it had started already
     directory.intend("demo-1", "worker")  # another job of that name
-    assert [(s.job_id, s.cancelled) for s in directory.submits()] == [
+    assert [(s.job_id, s.unwanted) for s in directory.submits()] == [
         ("1", True),
         ("0", False),
         ("2", False),
@@ -382,11 +411,11 @@ def test_what_is_given_up_is_written_by_the_manager_alone_and_a_full_disk_does_n
     first.will_cancel(["demo-0"])
     second = Dispatcher(LocalQueue(tmp_path / "queue", gpus=1), directory, directory.take_over("second").number)
     first.keep(["demo-0"])  # it is not asked any more
-    assert directory.submits()[0].cancelled
+    assert directory.submits()[0].unwanted
     second.keep(["demo-0"])
     with pytest.raises(Superseded, match="was taken over by second"):
         first.will_cancel(["demo-0"])
-    assert not directory.submits()[0].cancelled
+    assert not directory.submits()[0].unwanted
     (directory.path / "journal.jsonl").unlink()
     (directory.path / "journal.jsonl").mkdir()  # nothing can be written there
     second.will_cancel(["demo-0"])
@@ -551,6 +580,16 @@ def test_only_a_start_that_has_been_quiet_for_long_counts_as_killed_on_another_m
     now = time.time()
     assert unfinished(lone, now=now) == "", "it may still submit"
     assert "2 worker jobs were asked for, and none submitted" in unfinished(lone, now=now + 3600)
+
+
+def test_a_job_that_was_drained_is_none_of_those_that_were_requested_later(lone: ClusterDirectory) -> None:
+    elsewhere(lone)
+    lone.want(apply(Wanted(), AddGroup("default", 2)))
+    for name in ("lone-0", "lone-1"):
+        lone.intend(name, "worker")
+        lone.submitted(name, name[-1])
+    lone.cancel(["lone-0"])
+    assert "2 worker jobs were asked for, and only 1 submitted" in unfinished(lone, now=time.time() + 3600)
 
 
 def test_a_cluster_that_has_ended_without_a_close_is_not_connected_to(lone: ClusterDirectory) -> None:

@@ -359,7 +359,7 @@ def test_hpcgpu_comes_from_the_image_if_it_has_it(copy: Path, tmp_path: Path) ->
     (tmp_path / "image" / "hpcgpu").mkdir(parents=True)
     (tmp_path / "image" / "hpcgpu" / "__init__.py").touch()
     (tmp_path / "image" / "hpcgpu" / "where.py").write_text(
-        "import os, sys\nprint(__file__, os.environ['HPCGPU_INSIDE'], sys.flags.safe_path, sys.argv[1:])"
+        "import os, sys\nprint(__file__, os.environ['HPCGPU_INSTALLED_IN'], sys.flags.safe_path, sys.argv[1:])"
     )
     done = inside(copy, "hpcgpu.where", "a b", PYTHONPATH=str(tmp_path / "image"))
     assert done.stdout == f"{tmp_path}/image/hpcgpu/where.py image True ['a b']\n", done.stderr
@@ -371,7 +371,7 @@ def test_hpcgpu_comes_from_the_host_if_the_image_lacks_it(copy: Path, tmp_path: 
         (tmp_path / "image" / f"{name}.py").touch()
     (copy / "hpcgpu" / "where.py").write_text(
         "import os, hpcgpu.batch.system_registry as r\n"
-        "print(__file__, os.environ['HPCGPU_INSIDE'], r.names(), r.common_templates())"
+        "print(__file__, os.environ['HPCGPU_INSTALLED_IN'], r.names(), r.common_templates())"
     )
     done = inside(copy, "hpcgpu.where", PYTHONPATH=str(tmp_path / "image"))
     systems = "['local', 'pbs', 'slurm']"

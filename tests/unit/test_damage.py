@@ -222,6 +222,12 @@ def test_a_cluster_whose_journal_cannot_be_read_does_not_keep_the_others_in_the_
     assert re.search(r"bad: .*journal.jsonl", stopped.output) and queue.cancelled == {"9"}
 
 
+def test_a_name_that_is_not_there_stops_none_of_the_others(root: Path, queue: Queue) -> None:
+    stopped = CliRunner().invoke(main, ["stop", "good", "nobody"])
+    assert stopped.exit_code == 2 and "there is no cluster named 'nobody'" in stopped.output
+    assert not queue.cancelled
+
+
 # The embedded queue
 
 

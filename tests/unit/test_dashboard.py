@@ -34,7 +34,7 @@ from hpcgpu.dask_scheduler import add_dashboard
 from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import unauthenticated_connections
 from hpcgpu.runtime import dashboard_access
-from hpcgpu.runtime.dashboard_access import PROOF, GuardedServer, link, link_with_token, proof
+from hpcgpu.runtime.dashboard_access import PROOF, ServerWithToken, link, link_with_token, proof
 from hpcgpu.store import create_directory
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
@@ -63,7 +63,7 @@ def directory(tmp_path: Path) -> ClusterDirectory:
 
 @pytest.fixture
 def port(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """A server of distributed's kind, guarded. It keeps five connections of strangers."""
+    """A server of distributed's kind that requires the token. It keeps five connections of strangers."""
     monkeypatch.setattr(unauthenticated_connections, "_MOST", 5)
     _Page.asked.clear()
     ready, ports, ends = Event(), list[int](), list[Any]()
@@ -72,7 +72,7 @@ def port(directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch) -> Iterat
         application = RoutingApplication(
             [(r"/health", _Page), (r"/status", _Page), (r"/ws", _Socket), (r"/proxy/.*", _Page)]
         )
-        server = GuardedServer(application, directory)
+        server = ServerWithToken(application, directory)
         server.listen(0, "127.0.0.1")
         ports.append(get_tcp_server_address(server)[1])
         ended = asyncio.Event()
@@ -407,7 +407,7 @@ async def test_few_connections_are_accepted_in_one_turn(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unauthenticated_connections, "_LET_IN", 2)
-    server, turns, accepted = GuardedServer(RoutingApplication([]), directory), list[int](), list[Any]()
+    server, turns, accepted = ServerWithToken(RoutingApplication([]), directory), list[int](), list[Any]()
 
     def handle(stream: Any, address: Any) -> None:
         if not accepted:
@@ -430,7 +430,7 @@ def test_a_cluster_without_a_token_shows_nothing_at_all(
     port: int, directory: ClusterDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory.remove_secrets()
-    assert len(GuardedServer(RoutingApplication([]), directory).guard.token) >= 32
+    assert len(ServerWithToken(RoutingApplication([]), directory).token_check.token) >= 32
     assert "has no dashboard token" in caplog.text
 
 
@@ -460,19 +460,19 @@ def test_servers_of_a_cluster_are_guarded_and_those_of_other_programs_are_not(
 ) -> None:
     monkeypatch.setattr(distributed.node, "HTTPServer", HTTPServer)
     monkeypatch.setattr(dashboard_access, "_of_process", [])
-    with dashboard_access.guarding(directory):
-        assert isinstance(distributed.node.HTTPServer(RoutingApplication([])), GuardedServer)
-    assert not isinstance(distributed.node.HTTPServer(RoutingApplication([])), GuardedServer)
+    with dashboard_access.token_required(directory):
+        assert isinstance(distributed.node.HTTPServer(RoutingApplication([])), ServerWithToken)
+    assert not isinstance(distributed.node.HTTPServer(RoutingApplication([])), ServerWithToken)
     monkeypatch.setenv("HPCGPU_CLUSTER_DIRECTORY", str(directory.path))
-    dashboard_access.guard_servers_of_this_process()
-    assert isinstance(distributed.node.HTTPServer(RoutingApplication([])), GuardedServer)
+    dashboard_access.require_token_in_this_process()
+    assert isinstance(distributed.node.HTTPServer(RoutingApplication([])), ServerWithToken)
 
 
 def test_the_dashboard_is_a_proxy_of_the_ports_of_its_workers_and_of_no_others(directory: ClusterDirectory) -> None:
-    server = GuardedServer(RoutingApplication([]), directory)
+    server = ServerWithToken(RoutingApplication([]), directory)
     workers = {"a": SimpleNamespace(host="10.0.0.3", services={"dashboard": 4711})}
     dashboard_access.serve_workers(SimpleNamespace(http_server=server, workers=workers))  # type: ignore[arg-type]
-    is_worker = server.guard._is_worker
+    is_worker = server.token_check._is_worker
     assert is_worker("10.0.0.3", "4711")
     assert not is_worker("10.0.0.3", "22") and not is_worker("10.0.0.4", "4711")
 
@@ -482,7 +482,7 @@ async def test_the_first_request_brings_the_pages_of_a_scheduler_that_started_wi
 ) -> None:
     monkeypatch.setattr(add_dashboard, "_FIRST_WORKERS", 1e6)
     monkeypatch.setattr(distributed.node, "HTTPServer", HTTPServer)
-    with dashboard_access.guarding(directory):
+    with dashboard_access.token_required(directory):
         scheduler = Scheduler(host="127.0.0.1", port=0, dashboard=False, dashboard_address="127.0.0.1:0")
     async with scheduler:
         adds = asyncio.create_task(add_dashboard.add_dashboard(scheduler, list, "demo"))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.scaling.decide_actions import (
     BUDGET_END,
     Decided,
+    DecidedGroup,
     Drain,
     End,
     EndAll,
@@ -20,6 +23,7 @@ from hpcgpu.scaling.decide_actions import (
     decide,
 )
 from hpcgpu.scaling.policy_data import Demand, History, Hysteresis, JobView, Limits
+from hpcgpu.scaling.scheduler_restarts import Lose, ObservedScheduler, Restart
 
 NOW = 10_000.0
 
@@ -37,10 +41,10 @@ def fixed(jobs: int, *there: ObservedJob, **known: object) -> ObservedGroup:
     return replace(ObservedGroup(limits=Limits(maximum=jobs, fixed=True), jobs=there), **known)
 
 
-def decided(*groups: ObservedGroup, **known: bool) -> list[Decided]:
+def decided(*groups: ObservedGroup, **known: bool) -> Sequence[DecidedGroup]:
     answer = decide(replace(ObservedCluster(groups=groups), **known), now=NOW)
-    assert isinstance(answer, list)
-    return answer
+    assert answer.cluster is None
+    return answer.groups
 
 
 def done(group: ObservedGroup, *, reachable: bool = True) -> list[Submit | End]:
@@ -95,6 +99,16 @@ def test_between_two_schedulers_jobs_end_as_they_should_and_none_comes() -> None
     assert isinstance(end, End) and end.why is Drain.WALLTIME, "another job replaces it after the next scheduler"
 
 
+def test_before_the_next_scheduler_is_decided_on_nothing_is_done_for_worker_jobs() -> None:
+    gone = ObservedScheduler(status=JobStatus(job_id="1", state=JobState.FAILED), gone=True, restarts=True)
+    cluster = ObservedCluster(groups=[fixed(3, running("a"))], scheduler=gone, reachable=False)
+    assert decide(cluster, now=NOW) == Decided(Restart())
+    assert decide(replace(cluster, scheduler=replace(gone, restarts=False)), now=NOW) == Decided(Lose())
+    [kept] = decide(replace(cluster, restarting=True), now=NOW).groups
+    assert kept.actions == (), "they wait for it"
+    assert decide(replace(cluster, over=True), now=NOW) == Decided(EndAll()), "the end of the cluster comes first"
+
+
 def test_what_can_never_start_ends_only_where_perhaps_nobody_reads_why() -> None:
     jobs = [waiting("a", never=True), waiting("b", never=True)]
     assert done(fixed(2, *jobs)) == []
@@ -105,12 +119,12 @@ def test_what_can_never_start_ends_only_where_perhaps_nobody_reads_why() -> None
 
 
 _JOBS = st.builds(
-    lambda n, pending, retiring, workers, tasks, nbytes, retry, lost, never, leaves, submitted: ObservedJob(
+    lambda n, pending, draining, workers, tasks, nbytes, retry, lost, never, leaves, submitted: ObservedJob(
         view=JobView(
             name=f"j{n}",
             pending=pending,
             submitted=NOW - n,
-            retiring=retiring,
+            draining=draining,
             workers=0 if pending else workers,
             processing=0 if pending else tasks,
             nbytes=0 if pending else nbytes,
@@ -173,11 +187,11 @@ def _groups(draw: st.DrawFn) -> ObservedGroup:
 def test_whatever_is_observed_the_actions_are_sound(group: ObservedGroup, other: ObservedGroup, scheduler: str) -> None:
     known = {"reachable": scheduler == "works", "restarting": scheduler == "restarts"}
     [one, _] = decided(group, other, **known)
-    assert [one] == decided(group, **known), "it changes nothing, and groups are independent"
+    assert [one] == [*decided(group, **known)], "it changes nothing, and groups are independent"
     ends = replace(ObservedCluster(groups=[group, other], over=True), **known)
-    assert decide(ends, now=NOW) == EndAll(), "whatever its jobs do"
-    assert decide(replace(ends, retry_at=NOW + 1), now=NOW) == [], "the queue has refused it a moment ago"
-    assert decided(group, submitted=False) == [], "no worker job comes before the scheduler job"
+    assert decide(ends, now=NOW) == Decided(EndAll()), "whatever its jobs do"
+    assert decide(replace(ends, retry_at=NOW + 1), now=NOW) == Decided(), "the queue has refused it a moment ago"
+    assert decided(group, submitted=False) == (), "no worker job comes before the scheduler job"
     jobs, ended = {job.name: job for job in group.jobs}, list[str]()
     for action in one.actions:
         if isinstance(action, Submit):
@@ -187,7 +201,7 @@ def test_whatever_is_observed_the_actions_are_sound(group: ObservedGroup, other:
             continue
         ended += action.jobs
         for job in (jobs[name] for name in action.jobs):
-            assert not job.view.retiring and job.retry_at <= NOW
+            assert not job.view.draining and job.retry_at <= NOW
             assert scheduler != "cannot be reached" or job.view.pending, "nobody knows what a running job holds"
             assert action.why is not Drain.BUDGET or group.limits.gpu_seconds is not None
             assert (action.why is Drain.DELETED) <= group.deleted

@@ -104,7 +104,7 @@ def test_a_job_that_fails_without_its_directory_says_so_last(
 
     monkeypatch.setattr(launch.stage, "release_at_exit", lambda: None)
     monkeypatch.setattr(launch, "prepare", lambda *_: ([], directory.path))
-    monkeypatch.setattr(launch, "become", starts)
+    monkeypatch.setattr(launch, "run_dask", starts)
     argv = ["worker", "local", str(directory.path), "--gpus", "0", "--", "python", "-m", "dask"]
     with pytest.raises(SystemExit if removed else RuntimeError, match="1" if removed else "Nanny"):
         launch.main(argv)

@@ -13,7 +13,7 @@ import pytest
 
 from hpcgpu.batch.base import After, JobState, JobStatus
 from hpcgpu.batch.queue_monitor import View, observe
-from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, SubmitLimited, Superseded
+from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, SubmitLimited, SubmitRefused, Superseded
 from hpcgpu.jobs import scheduler_job
 from hpcgpu.jobs.job_phases import Ended
 from hpcgpu.manager import closing as closing_of_cluster
@@ -80,11 +80,12 @@ async def test_submits_that_are_refused_now_and_then_do_not_pause_a_group(tmp_pa
         name = max(site.registry.active)
         site.queue.refusal = BatchUnavailable("the controller is busy")
         await site.ends(name, JobState.TIMEOUT)
-        assert "was not submitted: the controller is busy" in site.warned.pop()
+        assert "was not submitted: the controller is busy\nhpcgpu tries again at once." in site.warned.pop()
         site.queue.refusal = None
         await site.passes(20)
         assert len(site.registry.active) == 2 and not site.group.failures.paused
         await site.starts(max(site.registry.active))
+        site.state.check()  # whoever waits for workers hears of no failure
 
 
 async def test_worker_jobs_wait_in_the_queue_for_the_scheduler_job_until_it_runs(
@@ -157,7 +158,7 @@ async def test_no_job_is_left_in_the_queue_when_another_program_takes_over_durin
         assert states(site) == [] and submit.refused
     else:
         assert states(site) == [JobState.CANCELLED]
-        assert (submit.job_id, submit.cancelled) == ("1", True), "the journal says so to the other program"
+        assert (submit.job_id, submit.unwanted) == ("1", True), "the journal says so to the other program"
 
 
 def live(site: Site) -> list[str]:
@@ -373,6 +374,13 @@ async def test_a_cluster_that_lost_its_name_cancels_no_job_of_the_other_cluster(
     assert site.directory.dashboard_token(), "the credentials are the other cluster's"
 
 
+@pytest.mark.parametrize(("walltime", "seconds"), [(40.0, 20.0), (120.0, 30.0), (1200.0, 120.0), (2 * HOUR, 300.0)])
+def test_workers_retire_a_tenth_of_the_walltime_before_its_end_30_seconds_at_least_and_5_minutes_at_most(
+    walltime: float, seconds: float
+) -> None:
+    assert margin(walltime) == seconds
+
+
 def test_data_that_takes_long_to_move_makes_the_workers_of_a_job_retire_earlier() -> None:
     assert margin(48 * HOUR) == margin(48 * HOUR, nbytes=30 * 10**9) == 300
     assert margin(48 * HOUR, nbytes=10**12) == margin(48 * HOUR, 600, 10**12) == 10_000
@@ -401,7 +409,22 @@ async def test_a_job_that_holds_much_data_is_drained_earlier_before_its_walltime
 
 
 @pytest.mark.parametrize("attached", [True, False])
-def test_a_cluster_that_is_lost_keeps_its_jobs_if_another_program_started_it(attached: bool) -> None:
+async def test_all_jobs_of_a_cluster_end_with_its_scheduler_also_if_another_program_started_it(
+    tmp_path: Path, attached: bool
+) -> None:
+    """Worker jobs without a scheduler would do nothing until their walltime."""
+    site = await begun(tmp_path)
+    site.state.ownership.attached = attached
+    site.says("demo-scheduler", JobState.FAILED, end=site.now)
+    site.client.listening = False
+    await site.polled()
+    assert site.state.phase.lost and site.directory.closing
+    assert all(job.state.ended for job in site.queue.jobs.values())
+    assert site.state.ownership.leaves_jobs(site.state.phase, cancelled=True) is False
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_cluster_that_cannot_be_taken_over_keeps_its_jobs(attached: bool) -> None:
     ownership = Ownership(ends_jobs=True, ends_at_exit=True, attached=attached)
     lost = Phase(Kind.LOST, "the scheduler job ended", before=Phase(Kind.RUNNING))
     assert ownership.leaves_jobs(lost, cancelled=False) is attached
@@ -503,6 +526,22 @@ async def test_a_cluster_whose_jobs_the_queue_does_not_cancel_at_the_close_ends_
     assert "Access/permission denied" in told and "cancels what is left" in told
     assert set(closing.left) == {job.job_id for job in site.registry.jobs.values()}
     assert not site.directory.closed
+
+
+@pytest.mark.parametrize("raised", [False, True])
+async def test_the_close_warns_of_each_failure_that_no_call_has_raised(tmp_path: Path, raised: bool) -> None:
+    site = await begun(tmp_path)
+    site.queue.refusal = SubmitRefused("Slurm refused job 'demo-2': invalid account")
+    await site.scale(3)
+    if raised:
+        with pytest.raises(ClusterError, match="invalid account"):
+            site.state.check()
+    site.warned.clear()
+    closing = Closing(site.reconciler, quiet=True)
+    await closing.cancel()
+    await closing.wait()
+    closing.finish()
+    assert sum("invalid account" in text for text in site.warned) == int(not raised)
 
 
 async def test_zero_jobs_of_a_group_keep_results_that_fit_nowhere_while_the_cluster_has_another_worker(

@@ -127,7 +127,10 @@ def test_a_worker_takes_the_rail_that_reaches_the_scheduler() -> None:
     )
     assert protocol_and_interface.nearest(rails, "infiniband", "ib7", set()) == "ib0"
     assert protocol_and_interface.nearest(SLINGSHOT, "slingshot", "hsn1", {"hsn1", "hsn0"}) == "hsn1"
-    assert interface_addresses.reaching("127.0.0.1") == {"lo"} and interface_addresses.reaching("a.name") == set()
+    assert (
+        interface_addresses.interfaces_of_network("127.0.0.1") == {"lo"}
+        and interface_addresses.interfaces_of_network("a.name") == set()
+    )
 
 
 def test_ucx_that_does_not_start_is_said_and_no_reason_against_a_worker() -> None:

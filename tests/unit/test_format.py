@@ -116,7 +116,7 @@ def test_a_new_cluster_says_its_format_and_its_version(root: Path) -> None:
 ANSWERS = {
     "LoadChanges": ["holds", "waiting", "workers"],
     "HoldSize": ["resources", "workers"],
-    "HeldWorkerInfo": ["address", "host", "job", "local_rank", "name", "node", "rank", "world_size"],
+    "HeldWorkerInfo": ["address", "calls", "host", "job", "local_rank", "name", "node", "rank", "world_size"],
     "WorkerRuns": ["calls", "held", "tasks"],
     "WorkerChanges": ["scheduler", "workers"],
     "Changes": ["changed", "gone", "version", "whole"],
@@ -148,17 +148,19 @@ ANSWERS = {
     ],
     "GroupState": [
         "gpu_hours",
+        "gpus_per_node",
         "maximum",
         "maximum_gpu_hours",
         "minimum",
         "name",
         "paused",
         "reason",
+        "resources",
         "target",
         "usual_wait",
     ],
     "SchedulerState": ["gpus", "manager", "workers"],
-    "RequestAnswer": ["error", "taken"],
+    "RequestAnswer": ["accepted", "error"],
     "ScalingRequest": ["command", "number"],
 }
 
@@ -182,7 +184,7 @@ def test_the_format_grows_with_the_answers_of_the_scheduler() -> None:
     )
     answers = {answer.__name__: sorted(answer.__annotations__) for answer in kinds}
     assert (FORMAT, answers) == (
-        11,
+        14,
         ANSWERS,
     ), "an answer has changed: a manager would misread that of an older scheduler, so let FORMAT grow"
 

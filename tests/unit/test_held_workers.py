@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from types import SimpleNamespace
+from itertools import chain
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from distributed import Scheduler, Worker, WorkerPlugin
+from distributed import Client, Scheduler, Worker, WorkerPlugin
 from distributed.core import connect
 
-from hpcgpu.client.held_client import HeldClient
+from hpcgpu.client.hold import hold
 from hpcgpu.dask_scheduler import held_workers
+from hpcgpu.dask_scheduler.rpc_types import HeldWorkerInfo
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
 from hpcgpu.dask_worker.uploaded_package import plugin_name, require_packages
+from hpcgpu.fabric.connection_report import NODE
 from hpcgpu.runtime.job_identity import JOB
 
 KIND = {"GPU": 1.0}
@@ -40,10 +44,15 @@ class Request:
 
     async def names(self) -> list[str]:
         """Wait until the scheduler gives the workers; return their names."""
+        return [worker["name"] for worker in await self.given()]
+
+    async def given(self) -> list[HeldWorkerInfo]:
+        """Wait until the scheduler gives the workers."""
         async with asyncio.timeout(60):
             while "held" not in (message := await self.comm.read()):
                 pass
-        return [worker["name"] for worker in message["held"]]
+        found: list[HeldWorkerInfo] = message["held"]
+        return found
 
 
 class Unpacks(WorkerPlugin):  # type: ignore[misc]
@@ -60,8 +69,13 @@ class Unpacks(WorkerPlugin):  # type: ignore[misc]
 
 
 @asynccontextmanager
-async def cluster(workers: int, jobs: str = "") -> AsyncIterator[tuple[Extension, Any]]:
-    """A scheduler with hpcgpu's extension, and what makes a request. Each letter of `jobs` is the job of a worker."""
+async def cluster(
+    workers: int, jobs: Sequence[str] = "", nodes: Sequence[str] = "", times: Mapping[str, Any] | None = None
+) -> AsyncIterator[tuple[Extension, Any]]:
+    """A scheduler with hpcgpu's extension, and what makes a request.
+
+    `jobs` and `nodes` have an element for each worker; `times` says what a job knows of its start and end.
+    """
     async with (
         Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
         AsyncExitStack() as ends,
@@ -70,7 +84,10 @@ async def cluster(workers: int, jobs: str = "") -> AsyncIterator[tuple[Extension
         for number in range(workers):
             worker = Worker(scheduler.address, nthreads=1, name=f"w{number}", resources=KIND, dashboard=False)
             if jobs:
-                worker.startup_information[JOB] = lambda worker, job=jobs[number]: {"id": job, "name": job}
+                about = {"id": jobs[number], "name": jobs[number], **(times or {}).get(jobs[number], {})}
+                worker.startup_information[JOB] = lambda worker, about=about: about
+            if nodes:
+                worker.startup_information[NODE] = lambda worker, node=nodes[number]: node
             await ends.enter_async_context(worker)
 
         async def request(n_workers: int, *, nested: bool = False) -> Request:
@@ -213,8 +230,60 @@ async def test_a_worker_that_cannot_unpack_an_uploaded_package_is_given_to_no_pr
             assert await waits.names() == ["second"]
 
 
-def test_a_client_of_held_workers_uses_all_of_them_or_those_that_the_program_names() -> None:
-    client: Any = SimpleNamespace(submit=lambda function, *, workers: workers)
-    held: Any = HeldClient(client, ["tcp://a", "tcp://b"], client)
-    assert held.submit(len) == ["tcp://a", "tcp://b"]
-    assert held.submit(len, workers=["tcp://b"]) == ["tcp://b"]
+async def test_of_jobs_with_as_many_free_workers_those_that_end_last_are_taken() -> None:
+    old, new = {"began": 100.0, "ends": 900.0}, {"began": 500.0, "ends": 1300.0}
+    async with cluster(4, jobs=["demo-0", "demo-0", "demo-2", "demo-2"], times={"demo-0": old, "demo-2": new}) as (
+        _,
+        request,
+    ):
+        assert await (await request(2)).names() == ["w2", "w3"]
+    async with cluster(3, jobs="abc", times={"a": old, "b": {"began": 90.0, "ends": None}, "c": new}) as (_, request):
+        assert await (await request(2)).names() == ["w1", "w2"], "job b has no walltime"
+
+
+async def test_jobs_that_end_together_are_taken_and_ranked_in_the_order_of_their_numbers() -> None:
+    async with cluster(3, jobs=["demo-10", "demo-9", "demo-2"]) as (_, request):
+        assert await (await request(2)).names() == ["w2", "w1"]
+
+
+async def test_workers_of_a_node_have_consecutive_ranks_and_their_own_local_ranks_also_in_different_jobs() -> None:
+    async with cluster(4, jobs=["j-0", "j-1", "j-2", "j-10"], nodes=["n10", "n9", "n10", "n9"]) as (_, request):
+        found = await (await request(4)).given()
+    assert [(one["node"], one["job"]["name"], one["rank"], one["local_rank"]) for one in found] == [
+        ("n9", "j-1", 0, 0),
+        ("n9", "j-10", 1, 1),
+        ("n10", "j-0", 2, 0),
+        ("n10", "j-2", 3, 1),
+    ]
+
+
+async def test_a_call_on_held_workers_is_named_by_the_function_of_the_user(tmp_path: Path) -> None:
+    def train(size: bytes, place: str) -> None:
+        while not Path(place, "go").exists():
+            time.sleep(0.05)
+
+    async with cluster(1) as (extension, _), Client(extension.scheduler.address, asynchronous=True) as client:
+        [ws] = extension.scheduler.workers.values()
+        async with hold(client, 1, resources=KIND, quiet=True) as workers:
+            call = asyncio.ensure_future(workers.run(train, b"x" * 300_000, str(tmp_path)))
+            async with asyncio.timeout(60):
+                while not (names := extension.calls.names(ws)):
+                    await asyncio.sleep(0.01)
+            assert names == ["train"]
+            (tmp_path / "go").touch()
+            await call
+
+
+async def test_a_client_of_held_workers_uses_all_of_them_or_those_that_the_program_names() -> None:
+    async with (
+        cluster(3) as (extension, _),
+        Client(extension.scheduler.address, asynchronous=True) as client,
+        hold(client, 2, resources=KIND, quiet=True) as workers,
+    ):
+        held, (first, second) = workers.client, workers.addresses
+        assert {*await held.has_what()} == {*await held.ncores()} == {first, second}
+        everywhere = await held.scatter(1, broadcast=True)
+        assert {*(await held.who_has([everywhere]))[everywhere.key]} == {first, second}
+        named = held.map(str, range(4), workers=[second])
+        await held.gather(named)
+        assert {*chain(*(await held.who_has(named)).values())} == {second}

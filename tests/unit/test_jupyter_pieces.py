@@ -23,7 +23,7 @@ from hpcgpu.client.dashboard_forwarding import DashboardEndpoint, ssh_command
 from hpcgpu.client.jupyter_dashboard_link import dashboard_link, with_host
 from hpcgpu.jupyter import snapshots, start_from_form
 from hpcgpu.profiles import site_profiles
-from hpcgpu.widget.inbox import opened
+from hpcgpu.widget.busy_kernel_inbox import opened
 
 CLUSTER = Path("/clusters/demo")
 
@@ -74,7 +74,7 @@ def test_an_inbox_takes_messages_until_it_is_closed(monkeypatch: pytest.MonkeyPa
         path = Path(short, inbox.name)
         for no_message in (b"", b"{", b"\xff", b"[" * 60_000):
             assert _send(path, no_message) == b""
-        assert _send(path, b'{"do": "stop"}') == b"taken"
+        assert _send(path, b'{"do": "stop"}') == b"received"
         assert messages.get(timeout=150) == {"do": "stop"}
         inbox.close()
         with pytest.raises(FileNotFoundError):
@@ -85,7 +85,7 @@ def test_an_inbox_takes_messages_until_it_is_closed(monkeypatch: pytest.MonkeyPa
 def test_a_process_that_a_kernel_has_forked_does_not_keep_its_inbox() -> None:
     code = """if True:
         import os, pathlib, sys
-        from hpcgpu.widget.inbox import Inbox
+        from hpcgpu.widget.busy_kernel_inbox import Inbox
         print(Inbox(pathlib.Path(sys.argv[1]), print).name, flush=True)
         if os.fork() == 0:
             print("forked", flush=True)
@@ -225,6 +225,25 @@ async def test_a_snapshot_that_is_under_way_is_not_shown_after_a_change(monkeypa
     goes_on.set()
     assert (await first, await second) == (0, 1)
     assert taken == [0, "polls again", 1]
+
+
+async def test_many_pages_share_one_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = list[int]()
+
+    class Observer:
+        def __init__(self, directory: object) -> None:
+            pass
+
+        def snapshot(self) -> object:
+            taken.append(len(taken))
+            return SimpleNamespace(as_json=lambda: taken[-1])
+
+    monkeypatch.setattr(snapshots, "Observer", Observer)
+    directory, shown = SimpleNamespace(path=CLUSTER, created=1.0), snapshots.Snapshots()
+    assert await asyncio.gather(*(shown.get(directory) for _ in range(20))) == [0] * 20  # type: ignore[arg-type]
+    assert await shown.get(directory) == 0 and taken == [0]  # type: ignore[arg-type]
+    monkeypatch.setattr(snapshots, "_FRESH", 0.0)
+    assert await shown.get(directory) == 1, "an old one is taken anew"  # type: ignore[arg-type]
 
 
 def test_a_page_of_dask_sets_no_cookie_of_the_jupyter_server_and_gives_its_page_to_no_other_origin() -> None:

@@ -105,7 +105,7 @@ async def test_a_manager_that_cannot_write_its_log_does_not_start(manager: Manag
 def starts(
     manager: ManagerProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Callable[[int], Awaitable[None]]]:
-    """Wait until the process of an unattended cluster has started so many times. It ends when its file is removed."""
+    """Wait until the manager in the scheduler job has started so many times. It ends when its file is removed."""
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho started\nwhile [ -e {tmp_path}/runs ]; do sleep 0.1; done\n")
     python.chmod(0o700)
@@ -113,7 +113,7 @@ def starts(
     monkeypatch.setattr(sys, "executable", str(python))
     for name in ("_CHECK", "_PAUSE"):
         monkeypatch.setattr(keep_manager_running, name, 0.01)
-    manager.directory.want(Wanted(unattended=True, detached=True))
+    manager.directory.want(Wanted(manager_in_scheduler_job=True, detached=True))
 
     async def started(times: int) -> None:
         log = manager.directory.logs / LOG
@@ -167,7 +167,7 @@ async def test_a_queue_that_stays_away_is_queried_less_and_less_often(
     )
     monkeypatch.setattr(keep_manager_running, "time", SimpleNamespace(monotonic=later))
     monkeypatch.setattr(keep_manager_running, "_CHECK", 0.0)
-    manager.directory.want(Wanted(unattended=True, detached=True))
+    manager.directory.want(Wanted(manager_in_scheduler_job=True, detached=True))
     manager.begin()
     async with asyncio.timeout(60):
         while len(tried) < 7:

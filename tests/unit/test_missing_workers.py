@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcgpu.scaling.missing_workers import Absence, may_go, observe
+from hpcgpu.scaling.missing_workers import Absence, jobs_that_may_end, observe
 from hpcgpu.scaling.replace_failed_jobs import Failures
 
 FOUR = ("demo-0-0", "demo-0-1", "demo-0-2", "demo-0-3")
@@ -71,14 +71,14 @@ def test_jobs_that_lose_workers_together_count_once() -> None:
 
 
 def test_a_job_without_some_workers_works_on_until_another_is_there_and_one_at_a_time_makes_room() -> None:
-    assert may_go(8, 0, 8, comes=False) == 0, "nothing takes its place"
-    assert may_go(8, 0, 8, comes=True) == 1, "one makes room"
-    assert may_go(7, 0, 8, comes=True) == 0, "it has gone, and the next waits for the job that comes"
-    assert may_go(7, 1, 8, comes=True) == 1
-    assert may_go(7, 4, 8, comes=False) == 3
-    assert may_go(1, 7, 8, comes=True) == 1
-    assert may_go(2, 3, 4, comes=False) == 1
-    assert may_go(3, 0, 0, comes=False) == 3, "nothing is wished for"
+    assert jobs_that_may_end(8, 0, 8, comes=False) == 0, "nothing takes its place"
+    assert jobs_that_may_end(8, 0, 8, comes=True) == 1, "one makes room"
+    assert jobs_that_may_end(7, 0, 8, comes=True) == 0, "it has gone, and the next waits for the job that comes"
+    assert jobs_that_may_end(7, 1, 8, comes=True) == 1
+    assert jobs_that_may_end(7, 4, 8, comes=False) == 3
+    assert jobs_that_may_end(1, 7, 8, comes=True) == 1
+    assert jobs_that_may_end(2, 3, 4, comes=False) == 1
+    assert jobs_that_may_end(3, 0, 0, comes=False) == 3, "nothing is wished for"
 
 
 def test_a_job_without_any_worker_left_is_waited_for_less_than_one_of_four() -> None:

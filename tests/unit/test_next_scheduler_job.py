@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -19,32 +22,16 @@ from hpcgpu.jobs.scheduler_job import SchedulerJob
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.manager.cluster_phases import Ownership
 from hpcgpu.manager.cluster_state import ClusterState
-from hpcgpu.manager.restart_scheduler import SchedulerRestarts
-from hpcgpu.manager.scheduler_client import SchedulerClient
+from hpcgpu.manager.manager import Manager
 from hpcgpu.manager.take_over import attach
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
+from hpcgpu.orders import manager_in_scheduler_job
 from hpcgpu.scaling.scheduler_restarts import STANDBY
 from hpcgpu.scaling.wanted_state import Detach
 from hpcgpu.store.contact import Contact
-from tests.unit.simulated import HOUR, Site, taken_over
+from tests.unit.simulated import HOUR, Site, restarts, taken_over
 
 WALLTIME = 24 * HOUR
-
-
-def restarts(site: Site, path: Path) -> SchedulerRestarts:
-    """Let the scheduler of a site be restarted."""
-
-    def new_job(name: str) -> SchedulerJob:
-        return SchedulerJob(site.state.dispatcher, path / "scheduler", name, site.directory.logs, 60.0)
-
-    async def connect(address: str) -> SchedulerClient:
-        return cast(SchedulerClient, site.client)
-
-    async def connected(client: SchedulerClient) -> None:
-        site.state.runs()
-        site.state.client = client
-
-    return SchedulerRestarts(site.state, new_job, connect, connected)
 
 
 @pytest.fixture
@@ -72,6 +59,20 @@ async def shortly_before_the_end(site: Site, seconds: float = 300.0) -> None:
     await site.passes(10)
 
 
+async def takes_over(site: Site) -> None:
+    """Let the second scheduler job run, and its scheduler answer."""
+    job = site.registry.jobs["demo-scheduler2"]
+    assert job.job_id is not None
+    site.says("demo-scheduler2", JobState.RUNNING, start=site.now, end=site.now + WALLTIME)
+    site.client.listening = True
+    site.directory.publish(
+        Contact(token=site.directory.token(), job_id=job.job_id, workers="ucx://t", client="tls://t")
+    )
+    assert site.reconciler.restarts is not None
+    await asyncio.wait_for(site.reconciler.restarts.over(), 30)
+    assert not site.state.phase.restarting and site.state.scheduler is job
+
+
 def told(site: Site) -> list[str]:
     """The warnings of a job that should follow and does not come."""
     return [text for text in site.warned if "should follow" in text]
@@ -97,12 +98,11 @@ async def test_it_is_submitted_earlier_if_jobs_have_waited_for_long(site: Site) 
     assert "demo-scheduler2" in live(site)
 
 
-@pytest.mark.parametrize("case", ["suspended", "stopped", "leaving"])
+@pytest.mark.parametrize("case", ["suspended", "stopped"])
 async def test_it_is_not_submitted(site: Site, case: str) -> None:
     if case == "suspended":
         site.says("demo-scheduler", JobState.RUNNING, suspended=True, start=site.now, end=site.now + WALLTIME)
         await site.polled()
-    site.state.leaving = case == "leaving"
     if case == "stopped":
         site.directory.begin_close()
     await shortly_before_the_end(site)
@@ -119,24 +119,27 @@ async def test_it_takes_over_and_only_a_failure_counts(site: Site, end: JobState
     [ended] = [submit for submit in site.directory.submits() if submit.name == "demo-scheduler"]
     assert ended.how is not None and ended.how.state == end.value, "the job that waits reads it there"
     assert live(site) == ["demo-0", "demo-scheduler2"], "no third one is submitted"
-    job = site.registry.jobs["demo-scheduler2"]
-    assert job.job_id is not None
-    site.says("demo-scheduler2", JobState.RUNNING, start=site.now, end=site.now + WALLTIME)
-    site.client.listening = True
-    site.directory.publish(
-        Contact(token=site.directory.token(), job_id=job.job_id, workers="ucx://t", client="tls://t")
-    )
-    assert site.reconciler.restarts is not None and site.reconciler.restarts.task is not None
-    await asyncio.wait_for(site.reconciler.restarts.task, 30)
-    assert not site.state.phase.restarting and site.state.scheduler is job
+    await takes_over(site)
     assert len(site.state.restarted) == (end is not JobState.TIMEOUT)
-    assert site.reconciler.restarts.following is None
+    assert site.reconciler.restarts is not None and site.reconciler.restarts.following is None
+
+
+async def test_a_worker_job_that_ends_while_there_is_no_scheduler_is_no_failure_and_is_replaced(site: Site) -> None:
+    await shortly_before_the_end(site)
+    site.client.listening = False
+    site.says("demo-scheduler", JobState.TIMEOUT, start=site.now - HOUR, end=site.now)
+    await site.polled()
+    await site.ends("demo-0", JobState.FAILED)
+    await takes_over(site)
+    await site.passes(10)
+    assert not [text for text in site.warned if "demo-0" in text] and live(site) == ["demo-scheduler2", "demo-1"]
 
 
 async def test_jobs_that_fail_at_their_start_follow_with_pauses(site: Site) -> None:
     async def comes(name: str) -> None:
         async with asyncio.timeout(30):
             while name not in live(site) or site.registry.jobs[name].job_id is None:
+                site.reconciler.decide()
                 await asyncio.sleep(0.05)
 
     site.client.listening = False
@@ -151,6 +154,14 @@ async def test_jobs_that_fail_at_their_start_follow_with_pauses(site: Site) -> N
     assert live(site) == ["demo-0"], "a full disk may have room again later"
     site.now += 61
     await comes("demo-scheduler4")
+    await site.polled()
+    site.says("demo-scheduler4", JobState.FAILED, start=site.now - 1, end=site.now)
+    await site.polled()
+    async with asyncio.timeout(30):
+        while not site.state.phase.lost:
+            site.reconciler.decide()
+            await asyncio.sleep(0.05)
+    assert "it was restarted 3 times within an hour" in site.state.phase.lost, "no GPU is spent without end"
 
 
 async def test_what_is_refused_is_told_once_and_tried_again_more_and_more_seldom(site: Site) -> None:
@@ -240,7 +251,7 @@ async def test_another_program_cancels_all_but_one_of_the_jobs_that_would_follow
         "demo-scheduler2",
     ]
     assert live(other) == ["demo-scheduler", "demo-0", "demo-scheduler2"]
-    wanted = [one.name for one in site.directory.submits() if one.kind == "scheduler" and not one.cancelled]
+    wanted = [one.name for one in site.directory.submits() if one.kind == "scheduler" and not one.unwanted]
     assert wanted == ["demo-scheduler", "demo-scheduler2"], "the others end as soon as they read the journal"
 
 
@@ -320,7 +331,7 @@ async def test_a_scheduler_job_that_only_counts_as_ended_is_cancelled_before_ano
         await missing_for_two_minutes(site, "demo-scheduler")
         assert not site.state.phase.restarting, "it may still live"
         assert not site.directory.has_ended(str(job_id))
-    await site.polled()
+    await site.passes(120)
     assert cancels == [job_id]
     assert site.state.phase.restarting and site.directory.has_ended(str(job_id))
     assert any("the queue has not known it for" in text for text in site.warned), site.warned
@@ -364,7 +375,7 @@ async def test_one_whose_submit_got_no_answer_and_that_comes_too_late_stays_unwa
     site.queue.loses_answers = False
     await site.passes(700)
     [late] = [one for one in site.directory.submits() if one.name == "demo-scheduler2"]
-    assert late.job_id is not None and late.cancelled, "it ends as soon as it reads the journal"
+    assert late.job_id is not None and late.unwanted, "it ends as soon as it reads the journal"
     assert "demo-scheduler2" not in live(site)
 
 
@@ -375,7 +386,7 @@ def following(site: Site) -> SchedulerJob:
 
 async def test_the_queue_holds_that_of_a_detached_cluster_until_it_is_time_to(site: Site) -> None:
     site.reconciler.order(Detach())
-    assert site.state.wanted.unattended, "the scheduler job manages it"
+    assert site.state.wanted.manager_in_scheduler_job, "the scheduler job manages it"
     await site.passes(10)
     assert live(site) == ["demo-scheduler", "demo-0", "demo-scheduler2"]
     assert site.shown["demo-scheduler2"][1] == "it starts once the present scheduler job has ended [Dependency]"
@@ -391,10 +402,10 @@ async def test_none_is_kept_waiting_where_no_job_can_wait_for_the_end_of_another
 ) -> None:
     monkeypatch.setattr(site.queue, "waits_for_end", False)
     site.reconciler.order(Detach())
-    assert site.reconciler.restarts is not None
-    site.reconciler.restarts.leave()
-    await site.passes(10)
-    assert live(site) == ["demo-scheduler", "demo-0"]
+    for leaving in (True, False):
+        site.state.leaving = leaving
+        await site.passes(10)
+        assert live(site) == ["demo-scheduler", "demo-0"]
     await shortly_before_the_end(site)
     await site.passes(10)
     assert live(site) == ["demo-scheduler", "demo-0", "demo-scheduler2"], "it waits in the queue like other jobs"
@@ -439,11 +450,80 @@ async def test_it_stays_in_the_queue_when_the_program_leaves_the_cluster(site: S
         await shortly_before_the_end(site)
     assert site.reconciler.restarts is not None
     site.state.leaving = True
-    for _ in range(2):
-        site.reconciler.restarts.leave()
-        await site.passes(10)
+    await site.passes(20)
     assert live(site) == ["demo-scheduler", "demo-0", "demo-scheduler2"]
     assert following(site).after_end == (None if due else "1")
     await site.reconciler.restarts.abandon()
     assert live(site) == ["demo-scheduler", "demo-0"], "the cluster ends with its scheduler"
-    assert [submit.cancelled for submit in site.directory.submits()] == [False, False, True]
+    assert [submit.unwanted for submit in site.directory.submits()] == [False, False, True]
+
+
+async def test_a_program_that_leaves_the_cluster_submits_a_refused_one_with_pauses(site: Site) -> None:
+    site.queue.refusal = SubmitRefused("too many jobs")
+    site.state.leaving = True
+    await site.passes(30)
+    assert sum(submit.refused for submit in site.directory.submits()) == 2, "at once, and after ten seconds"
+
+
+async def test_none_follows_one_that_has_ended_as_intended_and_the_reason_names_that(site: Site) -> None:
+    site.directory.remove_secrets()  # it does so at its end
+    site.client.listening = False
+    site.says("demo-scheduler", JobState.COMPLETED, end=site.now)
+    await site.polled()
+    assert "It is not restarted, because it has ended as intended, or was cancelled" in site.state.phase.lost
+
+
+async def test_workers_are_scaled_though_the_journal_cannot_be_read_for_a_while(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await shortly_before_the_end(site, 620)
+
+    def fails(self: object) -> Iterator[object]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as failing:
+        failing.setattr("hpcgpu.store.directory.ClusterDirectory._lines", fails)
+        site.now += 20  # the next one is due
+        await site.scale(2)
+        assert live(site) == ["demo-scheduler", "demo-0", "demo-1"]
+    await site.passes(1)
+    assert live(site) == ["demo-scheduler", "demo-0", "demo-1", "demo-scheduler2"]
+
+
+@pytest.mark.parametrize("over", [False, True])
+async def test_it_leaves_the_queue_with_a_scheduler_that_ends_as_intended(site: Site, over: bool) -> None:
+    await shortly_before_the_end(site)
+    manager = cast(Manager, SimpleNamespace(reconciler=site.reconciler, state=site.state))
+    await manager_in_scheduler_job._scheduler_ended(manager, over=over)
+    assert ("demo-scheduler2" in live(site), site.directory.closing) == (not over, over)
+
+
+@pytest.mark.parametrize("how", [JobState.NODE_FAIL, JobState.FAILED])
+async def test_the_next_scheduler_avoids_the_node_that_failed_and_those_of_the_user(
+    site: Site, tmp_path: Path, how: JobState
+) -> None:
+    made = restarts(site, tmp_path)
+    new_job = made._new_job
+
+    def with_directives(name: str) -> SchedulerJob:
+        job = new_job(name)
+        job.directives = ["--exclude=n7"]
+        return job
+
+    made._new_job = with_directives
+    site.says("demo-scheduler", how, node="n1")
+    await site.state.poll()
+    await made.follow()
+    assert "demo-scheduler2" in live(site)
+    assert site.queue.excluded == (["n7", "n1"] if how is JobState.NODE_FAIL else [])
+
+
+async def test_where_no_other_node_can_have_the_scheduler_it_may_run_on_the_one_that_failed(
+    site: Site, tmp_path: Path
+) -> None:
+    made = restarts(site, tmp_path)
+    site.queue.refuses_exclude = True
+    site.says("demo-scheduler", JobState.NODE_FAIL, node="n1")
+    await site.state.poll()
+    await made.follow()
+    assert "demo-scheduler2" in live(site) and site.queue.excluded == []

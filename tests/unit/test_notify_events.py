@@ -268,4 +268,4 @@ def test_a_manager_that_lost_the_name_tells_and_leaves_no_mark_in_the_later_clus
     notices.notify("ended", "m")
     notices.notifier.finish(60.0)
     assert [notice.event for notice in told] == ["ended"]
-    assert (tmp_path / "told-ended").exists() == marked
+    assert (tmp_path / "notified-ended").exists() == marked

@@ -270,6 +270,9 @@ def test_variables_in_paths_are_expanded(name: str, tmp_path: Path, monkeypatch:
         resolve("slurm", {name: "~nobody-of-that-name/there"})
     with pytest.raises(OptionError, match=r"\$\$ is a dollar sign"):
         resolve("slurm", {name: "a$(touch x)"})
+    there.with_name("a$b").touch() if name == "job_script_prologue" else there.with_name("a$b").mkdir()
+    options = resolve("slurm", {name: f"{tmp_path}/a$$b"})
+    assert str(getattr(options.cluster, name, None) or getattr(options.worker, name)) == f"{tmp_path}/a$b"
     monkeypatch.setenv("SCRATCH", "/a\n#SBATCH --wrap=x")
     with pytest.raises(OptionError, match="holds the control character"):
         resolve("slurm", {name: "$SCRATCH/there"})

@@ -16,6 +16,7 @@ from hpcgpu.configuration.option_classes import option_classes
 from hpcgpu.configuration.resolve import cluster_directories, resolve, resolve_group
 from hpcgpu.errors import OptionError
 from hpcgpu.options import values
+from hpcgpu.scripts.render import render
 
 
 def test_arguments_beat_the_system_s_section_which_beats_the_general_one_which_beats_defaults() -> None:
@@ -74,6 +75,17 @@ def test_the_scheduler_inherits_account_environment_and_prologue_but_not_size() 
 def test_a_scheduler_that_gives_its_number_of_gpus_inherits_their_type(gpus: int, kind: str | None) -> None:
     scheduler = resolve("slurm", {"gpu_type": "a100", "scheduler": {"gpus_per_node": gpus}}).scheduler
     assert scheduler is not None and (scheduler.gpus_per_node, scheduler.gpu_type) == (gpus, kind)
+
+
+def test_what_is_inherited_can_be_cleared() -> None:
+    clears = {"job_script_prologue": [], "env": {"A": ""}, "job_directives_skip": ["--account"], "interface": "auto"}
+    given = {"account": "m1", "job_script_prologue": ["module load cuda"], "env": {"A": "1"}, "interface": "lo"}
+    options = resolve("slurm", given | {"scheduler": clears})
+    assert options.scheduler is not None and options.worker.interface == "lo"
+    assert (options.scheduler.job_script_prologue, options.scheduler.interface) == ((), None)
+    script = render("slurm", "scheduler", options, Path("/clusters/demo"))
+    assert "--account" not in script and "--account" in render("slurm", "worker", options, Path("/clusters/demo"))
+    assert "module load cuda" not in script and "export A=''" in script
 
 
 @pytest.mark.parametrize("timeout", ["soon", "", -1, float("nan"), True, [1]])

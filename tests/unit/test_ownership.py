@@ -16,7 +16,7 @@ import pytest
 import hpcgpu
 from hpcgpu.errors import NotTrusted
 from hpcgpu.posix import ownership
-from hpcgpu.posix.ownership import check, check_place, check_tree
+from hpcgpu.posix.ownership import check, check_parent, check_tree
 
 STRANGER = 64321  # a user id that nobody has
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -66,7 +66,7 @@ def test_what_everybody_can_write_to_is_refused_with_the_command_that_mends_it(m
 def test_the_sticky_bit_protects_what_is_in_a_directory_but_not_the_directory(mine: Path) -> None:
     mine.parent.chmod(0o1777)
     check(mine)
-    check_place(mine.parent)
+    check_parent(mine.parent)
     with pytest.raises(NotTrusted, match="everybody can write there"):
         check(mine.parent)
 
@@ -75,7 +75,7 @@ def test_a_group_above_is_a_warning_and_one_that_writes_to_the_thing_itself_is_r
     mine.parent.chmod(0o2770)
     with pytest.warns(hpcgpu.ClusterWarning, match=f"members of a group can replace {mine}.*chmod g-w {mine.parent}"):
         check(mine)
-    check_place(mine.parent)  # said once
+    check_parent(mine.parent)  # said once
     mine.parent.chmod(0o755)
     mine.chmod(0o770)
     with pytest.raises(NotTrusted, match="chmod g-w"):

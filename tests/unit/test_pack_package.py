@@ -66,6 +66,18 @@ def test_a_source_tree_without_src_has_the_packages_at_its_top_else_its_modules(
     assert files(tmp_path) == ["mine/__init__.py", "other/__init__.py"]
 
 
+def test_src_is_a_package_if_it_has_an_init_file(tmp_path: Path) -> None:
+    tree(tmp_path, "src/__init__.py", "src/model.py", "src/deep/__init__.py", "tests/__init__.py")
+    assert files(tmp_path) == ["src/__init__.py", "src/deep/__init__.py", "src/model.py"]
+    assert pack(tmp_path).modules == ("src",), "its tasks write: import src.model"
+
+
+def test_an_init_file_in_src_beside_the_project_s_own_package_is_no_module(tmp_path: Path) -> None:
+    tree(tmp_path, "src/__init__.py", "src/my_own/__init__.py")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "My-Own"\n')
+    assert files(tmp_path) == ["my_own/__init__.py"] and pack(tmp_path).modules == ("my_own",)
+
+
 def test_a_tree_whose_version_is_not_written_has_that_of_this_environment(tmp_path: Path) -> None:
     tree(tmp_path, "mine/__init__.py")
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "pytest"\ndynamic = ["version"]\n')

@@ -43,6 +43,8 @@ def group(minimum: int | None) -> GroupState:
         gpu_hours=0.0,
         maximum_gpu_hours=None,
         usual_wait=None,
+        gpus_per_node=2,
+        resources={"GPU": 1.0},
     )
 
 

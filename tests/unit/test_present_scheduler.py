@@ -22,7 +22,7 @@ from hpcgpu.store.present_scheduler import present_scheduler, waits_to_follow
 from tests.unit.simulated import Queue
 
 
-def record(job_id: str, how: str = "", *, cancelled: bool = False, refused: bool = False) -> Submit:
+def record(job_id: str, how: str = "", *, unwanted: bool = False, refused: bool = False) -> Submit:
     end = End(state=how) if how else None
     return Submit(
         f"demo-scheduler{job_id}",
@@ -30,7 +30,7 @@ def record(job_id: str, how: str = "", *, cancelled: bool = False, refused: bool
         job_id=job_id,
         refused=refused,
         ended=bool(how),
-        cancelled=cancelled,
+        unwanted=unwanted,
         how=end,
     )
 
@@ -45,7 +45,7 @@ def record(job_id: str, how: str = "", *, cancelled: bool = False, refused: bool
         ([record("1"), record("2")], "2", False),
         ([record("1"), record("2")], "", False),  # it has removed its contact, because it ends as intended
         ([record("1"), record("2", "failed")], "1", False),
-        ([record("1"), record("2", cancelled=True), record("3")], "1", True),
+        ([record("1"), record("2", unwanted=True), record("3")], "1", True),
         ([record("1"), record("2", refused=True)], "1", False),
     ],
 )
@@ -61,12 +61,12 @@ def test_whether_a_job_waits_to_follow(submits: list[Submit], served: str, waits
         ([record("1"), record("2")], "1", "1"),
         ([record("1"), record("2")], "2", "2"),
         ([record("1"), record("2")], "", "1"),  # it has removed its contact, because it ends
-        ([record("1"), record("2", cancelled=True)], "1", "1"),
+        ([record("1"), record("2", unwanted=True)], "1", "1"),
         ([record("1"), record("2", "failed"), record("3")], "1", "1"),
         ([record("1", "timeout"), record("2")], "1", "2"),  # a contact that is left
         ([record("1", "timeout"), record("2", "failed"), record("3")], "", "3"),
-        ([record("1", "timeout"), record("2", cancelled=True)], "1", "1"),  # no other one is submitted yet
-        ([record("1", "timeout"), record("2", cancelled=True)], "", "1"),
+        ([record("1", "timeout"), record("2", unwanted=True)], "1", "1"),  # no other one is submitted yet
+        ([record("1", "timeout"), record("2", unwanted=True)], "", "1"),
         ([record("1", "timeout"), record("2", "cancelled")], "", "1"),  # a person has cancelled the one that waited
         ([record("1", "unknown"), record("2", "cancelled")], "", "1"),
         ([record("1", "timeout"), record("2", refused=True)], "", "1"),

@@ -16,6 +16,7 @@ from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.text_columns import columns
 from hpcgpu.jobs.scheduler_job import SchedulerJob
+from hpcgpu.jobs.submit_and_cancel import Ending
 from hpcgpu.manager.closing import Closing
 from hpcgpu.posix.printable import printable
 
@@ -112,7 +113,9 @@ def test_the_end_of_a_cluster_is_not_called_done_while_jobs_are_left(
         now=0.0,
         poll=poll,
         registry=registry,
-        dispatcher=SimpleNamespace(left=lambda: list(jobs), overtaken=False, looked_for=lambda: []),
+        dispatcher=SimpleNamespace(
+            left=lambda: list(jobs), ending=Ending.REQUESTED, to_look_up=lambda: [], monitor=SimpleNamespace(views={})
+        ),
     )
     reconciler: Any = SimpleNamespace(state=state)
     closing = Closing(reconciler, quiet=False)

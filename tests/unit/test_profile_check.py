@@ -267,7 +267,7 @@ def test_gpus_of_pbs_without_a_type_may_have_the_requested_one_and_those_of_anot
 
 def test_a_queue_of_pbs_is_open_to_the_users_that_it_lists() -> None:
     users = ("ada", "alan", "barbara", "grace", "eve")
-    assert [name for name in users if not replace(PBS, user=name).shut("small")] == ["ada", "alan", "barbara"]
+    assert [name for name in users if not replace(PBS, user=name).why_closed("small")] == ["ada", "alan", "barbara"]
 
 
 def test_a_qos_may_lift_the_limit_of_the_queue() -> None:

@@ -288,11 +288,12 @@ def test_a_draft_says_where_it_must_be_to_be_found(own_home: Path, tmp_path: Pat
     assert f"- move it to {own_home}/.config/hpcgpu/profiles/site.yaml: hpcgpu finds it there" in done.stdout
 
 
-def test_the_command_compares_a_profile_with_this_machine(own_home: Path) -> None:
+@pytest.mark.parametrize("none", ["accounting_storage/none", "(null)"])  # the second is how Slurm 26.05 says it
+def test_the_command_compares_a_profile_with_this_machine(own_home: Path, none: str) -> None:
     programs = own_home / "bin"
     programs.mkdir()
     partition = "PartitionName=gpu AllowGroups=ALL Default=YES MaxTime=12:00:00 RootOnly=NO State=UP"
-    config = "AccountingStorageEnforce = none\nAccountingStorageType   = accounting_storage/none\n"
+    config = f"AccountingStorageEnforce = none\nAccountingStorageType   = {none}\n"
     for name, text in {
         "sinfo": "echo 'gpu*|gpu:v100:4|40|382000|12:00:00|(null)'",
         "scontrol": f"case $* in *partition*) echo '{partition}';; *) printf '{config}';; esac",
@@ -308,6 +309,11 @@ def test_the_command_compares_a_profile_with_this_machine(own_home: Path) -> Non
     wrong = {(one["job"], one["option"]): one["advice"] for one in answer["options"] if one["grade"] == "failure"}
     assert wrong == {("worker job", "queue"): "queue: gpu", ("scheduler job", "queue"): "queue: gpu"}
     assert hpcgpu("check", "mahti", PATH=path).returncode == 1
+    directory = own_home / ".config" / "hpcgpu" / "profiles"
+    directory.mkdir(parents=True)
+    (directory / "site.yaml").write_text("system: slurm\noptions: {queue: gpu, walltime: 24h}\n")
+    done = hpcgpu("check", "site", PATH=path)
+    assert done.returncode == 1 and "walltime: '12:00:00' or less" in done.stdout, done.stdout + done.stderr
     (programs / "sinfo").write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
     done = hpcgpu("check", "puhti", PATH=path)
     assert done.returncode == 1 and "profile 'puhti' is for Slurm, which does not answer:" in done.stderr

@@ -32,12 +32,14 @@ from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.cluster_phases import Kind, Ownership
 from hpcgpu.manager.periodic_tasks import Periodic
 from hpcgpu.manager.start_cluster import Starter
+from hpcgpu.manager.submit_planned import wait_for_submits
 from hpcgpu.manager.wait_for_workers import HoldWait, wait_for_workers, wanted_workers, what_drains_wait_for
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.decide_actions import Drain
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Close, DeleteGroup, Detach, Scale, WantedGroup, to_json
+from hpcgpu.store import saved_options
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.journal import End
 from tests.unit.simulated import HOUR, Site, taken_over
@@ -175,6 +177,12 @@ async def test_a_node_that_fails_is_avoided_with_those_that_the_user_excludes(si
     assert list(site.group.failures.excluded) == ["n-demo-0"]
     assert site.queue.excluded == [*["n7" for _ in own], "n-demo-0"]
     assert site.group.failures.failed == 0
+
+
+async def test_a_node_that_fails_is_avoided_also_if_the_queue_does_not_name_it_at_the_end(site: Site) -> None:
+    await site.ends("demo-0", JobState.NODE_FAIL, node="")
+    await site.passes(11)
+    assert site.queue.excluded == ["n-demo-0"]
 
 
 async def test_a_worker_job_that_is_killed_for_memory_before_its_worker_connects_is_reported_as_that(
@@ -380,7 +388,7 @@ async def test_a_cluster_whose_directory_was_removed_cancels_its_jobs(
     for _ in range(2):
         site.state.dispatcher.check_manager()  # the filesystem may fail for a moment
         site.now += 200
-    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic = Periodic(site.reconciler, site.options)
     periodic.watch_queue()
     site.state.poll_now.set()
     await asyncio.wait(periodic.tasks, timeout=60)
@@ -485,7 +493,7 @@ async def test_a_scheduler_that_does_not_answer_though_its_connection_stays_open
     monkeypatch.setattr(site.client, "heartbeat", heartbeat)
     monkeypatch.setattr(site.client, "describe", describe)
     monkeypatch.setattr(site.client, "stream_ended", asyncio.Event().wait, raising=False)
-    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic = Periodic(site.reconciler, site.options)
     periodic.watch_scheduler(site.client)  # type: ignore[arg-type]
     await asyncio.wait_for(answered.wait(), 60)
     for task in periodic.tasks:
@@ -512,7 +520,7 @@ async def test_a_cluster_that_lost_its_name_cancels_its_jobs(site: Site) -> None
     (site.directory.path / "cluster.json").write_text(
         (site.directory.path / "cluster.json").read_text().replace(site.directory.token(), "1")
     )
-    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic = Periodic(site.reconciler, site.options)
     periodic.watch_queue()
     site.state.poll_now.set()
     await asyncio.wait(periodic.tasks, timeout=60)
@@ -531,7 +539,7 @@ async def test_a_cluster_that_lost_its_name_says_so_and_nothing_else(site: Site)
     identity = site.directory.path / "cluster.json"
     identity.write_text(identity.read_text().replace(site.directory.token(), "1"))
     site.client.stream_ended = asyncio.Event().wait  # type: ignore[attr-defined]
-    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic = Periodic(site.reconciler, site.options)
     periodic.watch_scheduler(site.client)  # type: ignore[arg-type]
     site.state.decide_now.set()
     await asyncio.wait_for(site.state.poll_now.wait(), 60)
@@ -574,7 +582,7 @@ async def test_a_program_whose_cluster_is_taken_over_while_it_drains_cancels_not
     await site.scale(1)
     assert site.state.phase.superseded and len(site.warned) == 1
     assert JobState.CANCELLED not in {status.state for status in site.queue.jobs.values()}
-    assert [submit.cancelled for submit in site.directory.submits()].count(True) == 1, "the other one completes it"
+    assert [submit.unwanted for submit in site.directory.submits()].count(True) == 1, "the other one completes it"
 
 
 async def test_a_job_whose_data_fits_nowhere_else_stays_and_counts(site: Site) -> None:
@@ -583,7 +591,7 @@ async def test_a_job_whose_data_fits_nowhere_else_stays_and_counts(site: Site) -
     assert [text for text in site.warned if "does not fit on other workers. Free some of it, and scale again" in text]
     assert len(site.registry.active) == 2 and site.group.limits.maximum == 2
     assert site.client.resumed == [next(name for name in ("demo-0", "demo-1") if name in site.warned[0])]
-    assert [submit.cancelled for submit in site.directory.submits()] == [False] * 3
+    assert [submit.unwanted for submit in site.directory.submits()] == [False] * 3
     site.client.full = False
     await site.passes(4)
     await site.scale(1)
@@ -704,7 +712,7 @@ async def test_a_failure_that_passes_does_not_end_the_wait_for_workers_to_hold(s
 async def test_a_job_that_is_not_held_drains_while_another_waits_for_its_program(site: Site) -> None:
     site.client.held = {"demo-0"}
     site.reconciler.order(Scale(DEFAULT, 0))
-    while not site.job("demo-1").phase.cancelled_at:  # the cancel runs in a thread: simulated time may outrun it
+    while site.job("demo-1").cancelled_at is None:  # the cancel runs in a thread: simulated time may outrun it
         await asyncio.sleep(0)
     assert site.job("demo-0").draining and site.client.retired == {"demo-1"}
     site.client.held = set()
@@ -861,7 +869,7 @@ async def test_a_start_ends_with_an_error_if_its_scheduler_job_can_never_start(
         }
 
     monkeypatch.setattr(site.queue, "poll", never)
-    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic = Periodic(site.reconciler, site.options)
     start = asyncio.ensure_future(Starter(site.reconciler, periodic, site.options, Security()).start())
     await asyncio.wait([start], timeout=60)
     still_waits = start.cancel()
@@ -981,7 +989,7 @@ async def test_an_error_in_the_queue_s_answer_does_not_make_it_asked_without_a_p
     monkeypatch.setattr(periodic_module, "_woken", woken)
     monkeypatch.setattr(site.queue, "poll", nonsense)
     site.now += HOUR
-    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic = Periodic(site.reconciler, site.options)
     periodic.watch_queue()
     while len(pauses) <= 5:
         await asyncio.sleep(0)
@@ -1004,7 +1012,7 @@ async def test_scaling_goes_on_after_an_error(site: Site, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(site.reconciler, "decide", flaky)
     monkeypatch.setattr(site.client, "stream_ended", asyncio.Event().wait, raising=False)
-    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic = Periodic(site.reconciler, site.options)
     periodic.watch_scheduler(site.client)  # type: ignore[arg-type]
     site.state.decide_now.set()
     await asyncio.wait_for(decided.wait(), 60)
@@ -1027,7 +1035,7 @@ async def test_the_scheduler_hears_of_this_program_also_after_an_error(
 
     monkeypatch.setattr(site.client, "heartbeat", heartbeat)
     monkeypatch.setattr(site.client, "stream_ended", asyncio.Event().wait, raising=False)
-    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic = Periodic(site.reconciler, site.options)
     periodic.watch_scheduler(site.client)  # type: ignore[arg-type]
     await asyncio.wait_for(heard.wait(), 60)
     for task in periodic.tasks:
@@ -1049,7 +1057,7 @@ async def test_an_error_that_nobody_waits_for_reaches_the_user(site: Site) -> No
 
 @pytest.mark.parametrize("steps", range(6))
 async def test_nothing_goes_on_after_the_end_though_it_wakes_just_then(site: Site, steps: int) -> None:
-    periodic, state = Periodic(site.reconciler, site.options.cluster), site.state
+    periodic, state = Periodic(site.reconciler, site.options), site.state
     never = asyncio.Event()
     site.client.stream_ended = never.wait  # type: ignore[attr-defined]
     periodic.watch_queue()
@@ -1147,11 +1155,11 @@ async def test_a_job_that_ends_while_its_data_cannot_move_does_not_stay(
 async def test_a_job_whose_submit_is_cut_short_by_the_end_is_not_shown_as_being_submitted(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit, begun, go_on = site.queue.submit, threading.Event(), threading.Event()
+    submit, begun, may_submit = site.queue.submit, threading.Event(), threading.Event()
 
     def slow(script: Path, **arguments: Any) -> str:
         begun.set()
-        go_on.wait(60)
+        may_submit.wait(60)
         return submit(script, **arguments)
 
     monkeypatch.setattr(site.queue, "submit", slow)
@@ -1162,7 +1170,7 @@ async def test_a_job_whose_submit_is_cut_short_by_the_end_is_not_shown_as_being_
     site.state.closes()
     for task in site.state.tasks:
         task.cancel()
-    go_on.set()
+    may_submit.set()
     closing = Closing(site.reconciler, quiet=True)
     await closing.cancel()
     await closing.wait()
@@ -1170,6 +1178,24 @@ async def test_a_job_whose_submit_is_cut_short_by_the_end_is_not_shown_as_being_
     assert {state for state, _ in site.shown.values()} <= {"cancelled", "completing"}
     assert {status.state for status in site.queue.jobs.values()} == {JobState.CANCELLED}
     assert not site.registry.active
+
+
+async def test_a_wait_for_submits_that_is_given_up_ends_none_of_them(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, may_submit = site.queue.submit, threading.Event()
+
+    def slow(script: Path, **arguments: Any) -> str:
+        may_submit.wait(60)
+        return submit(script, **arguments)
+
+    monkeypatch.setattr(site.queue, "submit", slow)
+    site.reconciler.order(Scale(DEFAULT, 8))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(wait_for_submits(site.registry.worker_jobs), 0.01)
+    may_submit.set()
+    await wait_for_submits(site.registry.worker_jobs)
+    assert [job.job_id is not None for job in site.registry.worker_jobs] == [True] * 8
 
 
 async def test_a_job_that_the_queue_forgot_has_its_end_in_the_journal_of_a_closed_cluster(site: Site) -> None:
@@ -1344,7 +1370,7 @@ async def test_a_job_that_started_just_before_its_cancellation_is_kept_by_the_ne
 ) -> None:
     await site.scale(3)
     site.says("demo-2", JobState.RUNNING, start=site.now)  # cancelled only while it waits, it stays
-    marks = lambda: [submit.cancelled for submit in site.directory.submits() if submit.name == "demo-2"]  # noqa: E731
+    marks = lambda: [submit.unwanted for submit in site.directory.submits() if submit.name == "demo-2"]  # noqa: E731
     site.reconciler.drainer.drain(["demo-2"], Drain.UNWANTED)
     assert marks() == [True]
     await site.settled()
@@ -1396,7 +1422,7 @@ async def test_a_manager_completes_what_the_last_one_drained_when_it_reaches_the
     site.directory.cancel(["demo-1"])
     other = await taken_over(site, tmp_path)
     other.state.client = None
-    other.reconciler.drainer.go_on()
+    other.reconciler.drainer.continue_drains()
     await other.settled()
     assert not any(status.state.ended for status in site.queue.jobs.values()), "it may have data"
     other.state.client = other.client  # type: ignore[assignment]
@@ -1411,7 +1437,7 @@ async def test_a_manager_completes_what_the_last_one_drained_when_it_reaches_the
     for name in ("demo-0", "demo-1"):
         other.reconciler.worker_joined(f"tls://{name}", name)
     for _ in range(2):
-        other.reconciler.drainer.go_on()
+        other.reconciler.drainer.continue_drains()
     await other.settled()
     assert retired == [["demo-1"], ["demo-1"]], "its data moves, then its worker ends; and this happens once"
     assert [status.name for status in site.queue.jobs.values() if status.state.ended] == ["demo-1"]
@@ -1423,7 +1449,7 @@ async def test_a_job_of_a_group_that_is_not_there_any_more_is_drained_by_the_nex
     site.directory.intend("demo-7", "worker", "gone")
     site.directory.submitted("demo-7", site.queue.submit(Path("worker-gone"), job_name="demo-7"))
     other = await taken_over(site, tmp_path)
-    other.reconciler.drainer.go_on()
+    other.reconciler.drainer.continue_drains()
     await other.settled()
     assert [status.name for status in site.queue.jobs.values() if status.state.ended] == ["demo-7"]
     await other.scale(3)
@@ -1434,11 +1460,17 @@ async def test_a_job_of_a_group_that_is_not_there_any_more_is_drained_by_the_nex
 
 
 async def test_a_request_that_is_no_command_is_refused_and_changes_nothing(site: Site) -> None:
-    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic = Periodic(site.reconciler, site.options)
     for command, words in (
         ({"command": "explode"}, "does not know the command"),
         ({"command": "scale", "group": "default", "jobs": "many"}, "jobs"),
         ({"command": "scale", "group": "none", "jobs": 1}, "no worker group named 'none'"),
+        ({"command": "deletegroup", "group": "default"}, "the default group cannot be deleted"),
+        ({"command": "addgroup", "group": "default", "jobs": 1}, "there is a worker group named 'default' already"),
+        ({"command": "addgroup", "group": "../big", "jobs": 1}, "worker group"),
+        ({"command": "addgroup", "group": "big", "jobs": 1}, "has no job script"),
+        ({"command": "addgroup", "group": "big", "jobs": 1, "options": {"future": 1}}, "does not know (future)"),
+        ({"command": "addgroup", "group": "big", "jobs": 1, "options": {"cores": "many"}}, "cores"),
     ):
         assert words in periodic._serve({"number": 1, "command": command})
         assert "a request of another program is refused" in site.logged[-1]
@@ -1446,6 +1478,28 @@ async def test_a_request_that_is_no_command_is_refused_and_changes_nothing(site:
     assert periodic._serve({"number": 2, "command": {"command": "scale", "group": "default", "jobs": 3}}) == ""
     await site.settled()
     assert len(site.registry.active) == 3
+
+
+def adds(site: Site, script: str, cores: int) -> dict[str, Any]:
+    """A request of another program: to add the group big, which has this script."""
+    worker = replace(site.options.worker, cores=cores, job_script_prologue=Path("/only/on/the/login/node"))
+    return to_json(AddGroup("big", 0, saved_options.group_to_json(worker), script))
+
+
+async def test_of_two_programs_that_add_a_group_of_one_name_the_first_one_decides_its_script(site: Site) -> None:
+    periodic = Periodic(site.reconciler, site.options)
+    assert periodic._serve({"number": 1, "command": adds(site, "first", 2)}) == ""
+    assert "'big' already" in periodic._serve({"number": 2, "command": adds(site, "second", 3)})
+    assert site.registry.groups["big"].script.read_text() == "first", "as the program that asked has rendered it"
+    assert saved_options.read(site.directory).groups["big"].cores == 2
+
+
+async def test_a_program_whose_cluster_was_taken_over_replaces_no_script_of_a_group(site: Site) -> None:
+    periodic = Periodic(site.reconciler, site.options)
+    site.directory.take_over("another program")
+    script = site.directory.write("worker-big.sbatch", "of the new manager")
+    assert "was taken over" in periodic._serve({"number": 1, "command": adds(site, "late", 2)})
+    assert script.read_text() == "of the new manager" and list(site.registry.groups) == [DEFAULT]
 
 
 async def test_a_program_learns_by_its_heartbeat_that_another_one_manages_the_cluster(site: Site) -> None:
@@ -1459,7 +1513,7 @@ async def test_a_program_learns_by_its_heartbeat_that_another_one_manages_the_cl
     site.client.stream_ended = asyncio.Event().wait  # type: ignore[attr-defined]
     site.directory.take_over("another program")
     site.state.poll_now.clear()
-    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic = Periodic(site.reconciler, site.options)
     periodic.watch_scheduler(site.client)  # type: ignore[arg-type]
     await asyncio.wait_for(site.state.poll_now.wait(), 60)
     periodic.watch_queue()
@@ -1484,7 +1538,8 @@ async def test_several_heartbeats_fit_into_a_lease(
 
     monkeypatch.setattr(periodic_module, "_woken", woken)
     site.client.stream_ended = asyncio.Event().wait  # type: ignore[attr-defined]
-    periodic = Periodic(site.reconciler, replace(site.options.cluster, lease=lease))
+    cluster = replace(site.options.cluster, lease=lease)
+    periodic = Periodic(site.reconciler, replace(site.options, cluster=cluster))
     periodic.watch_scheduler(site.client)  # type: ignore[arg-type]
     while not pauses:
         await asyncio.sleep(0)
@@ -1614,6 +1669,12 @@ async def test_a_wait_for_workers_ends_if_a_job_can_never_start(site: Site) -> N
         await wait_for_workers(site.state, None, 30, quiet=True)
 
 
+async def test_a_wait_for_workers_to_hold_ends_with_the_cluster(site: Site) -> None:
+    await site.reconciler.fail("the scheduler is gone")
+    with pytest.raises(ClusterError, match="the scheduler is gone"):
+        await HoldWait(site.state, 1, {}, []).check()
+
+
 async def test_a_cancelled_job_that_the_queue_shows_as_ending_first_is_no_failure(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1734,7 +1795,7 @@ async def test_workers_are_heard_of_again_also_after_an_error_that_nobody_expect
     monkeypatch.setattr(site.client, "stream_ended", stream_ended, raising=False)
     monkeypatch.setattr(site.client, "listen", listen, raising=False)
     monkeypatch.setattr(asyncio, "sleep", quick)
-    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic = Periodic(site.reconciler, site.options)
     periodic.watch_scheduler(site.client)  # type: ignore[arg-type]
     await asyncio.wait_for(there.wait(), 60)
     for task in periodic.tasks:
@@ -1774,7 +1835,8 @@ async def polls_in_an_hour(site: Site, monkeypatch: pytest.MonkeyPatch, events: 
         patch.setattr(site.queue, "poll", counted)
         patch.setattr(asyncio, "sleep", passes)
         patch.setattr(periodic_module, "_woken", woken)
-        periodic = Periodic(site.reconciler, replace(site.options.cluster, poll_interval=10.0))
+        cluster = replace(site.options.cluster, poll_interval=10.0)
+        periodic = Periodic(site.reconciler, replace(site.options, cluster=cluster))
         periodic.watch_queue()
         await asyncio.wait_for(over.wait(), 60)
         for task in periodic.tasks:
@@ -1821,7 +1883,7 @@ async def cancels_at_last(site: Site, monkeypatch: pytest.MonkeyPatch, answers: 
 
     monkeypatch.setattr(site.queue, "cancel", flaky)
     site.state.clock = time.time  # it waits until it tries again
-    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic = Periodic(site.reconciler, site.options)
     periodic.watch_queue()
     site.state.poll_now.set()
     await asyncio.wait(periodic.tasks, timeout=60)
@@ -1917,7 +1979,7 @@ async def test_a_lost_cluster_that_is_closed_cancels_no_more(site: Site, monkeyp
     site.state.clock = time.time  # it waits until it tries again
     site.says("demo-scheduler", JobState.TIMEOUT)
     site.client.listening = False
-    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic = Periodic(site.reconciler, site.options)
     periodic.watch_queue()
     site.state.poll_now.set()
     async with asyncio.timeout(60):
@@ -2117,7 +2179,7 @@ async def test_the_oldest_jobs_that_have_ended_are_forgotten_but_not_what_they_u
     assert list(site.registry.jobs) == ["demo-scheduler", "demo-4", "demo-5", "demo-6", "demo-7"]
     assert site.group.gpu_seconds(now=site.now) == pytest.approx(2 * 360, abs=20), "two jobs ran all the time"
     dispatcher = site.state.dispatcher
-    assert len(dispatcher.left()) == 3 and len(dispatcher.monitor.views) == 5 and not dispatcher.cancelled
+    assert len(dispatcher.left()) == 3 and len(dispatcher.monitor.views) == 5 and not dispatcher.cancels
     ended = {submit.name for submit in site.directory.submits() if submit.ended}
     assert ended == {f"demo-{number}" for number in range(6)}, "the journal knows them"
 
@@ -2404,7 +2466,7 @@ async def test_what_was_submitted_keeps_its_directory_though_the_queue_refused_t
 
 
 async def test_a_request_that_is_refused_is_answered_with_the_reason(site: Site) -> None:
-    periodic = Periodic(site.reconciler, site.options.cluster)
+    periodic = Periodic(site.reconciler, site.options)
     site.directory.begin_close()  # by `hpcgpu stop`, a moment ago
     requests: list[Any] = [{"number": 7, "command": to_json(Scale(DEFAULT, 5))}]
     answers: list[tuple[int, str]] = []

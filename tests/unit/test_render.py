@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,63 @@ def test_values_are_quoted_in_every_script(tmp_path: Path) -> None:
         "launch.sh: 'none' is not a number of worker jobs: write a whole number, such as 3\n",
     )
     assert not (tmp_path / "pwned").exists()
+
+
+def test_scripts_that_were_moved_or_have_no_credentials_any_more_start_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\ntouch submitted\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    def fails(directory: Path, name: str) -> str:
+        done = subprocess.run([str(directory / name)], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 2 and not (tmp_path / "submitted").exists()
+        return done.stderr
+
+    moved = make("slurm", {"gpus_per_node": 1}, tmp_path / "demo").path.rename(tmp_path / "moved")
+    assert "moved" in fails(moved, "launch.sh") and "moved" in fails(moved, "stop.sh")
+    ended = make("slurm", {"gpus_per_node": 1}, tmp_path / "ended")
+    ended.remove_secrets()
+    assert "its credentials were removed" in fails(ended.path, "launch.sh")
+
+
+#: A queue that gives the next number as the id, waits for the interrupt at the 100th, and notes cancelled jobs.
+_SBATCH = """#!/bin/sh
+echo >> submitted
+jobs=$(wc -l < submitted)
+while [ "$jobs" -ge 100 ] && [ ! -e interrupted ]; do sleep 0.05; done
+echo "$jobs"
+"""
+_SCANCEL = """#!/bin/sh
+echo "$@" > cancelled
+"""
+
+
+@pytest.mark.parametrize("after", range(2, 20, 3))
+def test_an_interrupt_at_any_moment_of_a_launch_cancels_what_it_submitted(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, until: Callable[..., None]
+) -> None:
+    for name, text in (("sbatch", _SBATCH), ("scancel", _SCANCEL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    directory = make("slurm", {"gpus_per_node": 1}, tmp_path / "demo").path
+    launch = subprocess.Popen(
+        [str(directory / "launch.sh"), "500"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    submitted = tmp_path / "submitted"
+    until(lambda: submitted.exists() and len(submitted.read_text()) >= after, f"{after} jobs are submitted")
+    launch.send_signal(signal.SIGINT)
+    (tmp_path / "interrupted").touch()
+    _, message = launch.communicate(timeout=100)
+    assert (launch.returncode, "what it submitted is cancelled" in message) == (130, True), message
+    jobs = len(submitted.read_text())
+    assert jobs < 501 and (tmp_path / "cancelled").read_text().split() == [str(job + 1) for job in range(jobs)]
 
 
 def test_a_bundle_is_a_cluster_directory_that_nobody_else_reads(tmp_path: Path) -> None:

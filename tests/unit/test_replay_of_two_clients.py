@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 from distributed import Client, Scheduler, Worker, fire_and_forget, get_worker
 
-from hpcgpu.client import held_futures, lost_scheduler
+from hpcgpu.client import futures_to_replay, lost_scheduler
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
 from hpcgpu.errors import ClusterWarning
 
@@ -50,7 +51,7 @@ async def two_clients() -> AsyncIterator[tuple[Client, Client, Scheduler]]:
                 Client(first.address, asynchronous=True, set_as_default=False) as one,
                 Client(first.address, asynchronous=True, set_as_default=False) as other,
             ):
-                with held_futures.keep(lambda client: client in (one, other)):
+                with futures_to_replay.keep(lambda client: client in (one, other)):
                     yield one, other, second
 
 
@@ -103,6 +104,20 @@ async def only_needed_by_the_other() -> None:
 @pytest.mark.parametrize("case", [released_by_the_other, only_needed_by_the_other])
 def test_a_result_that_another_client_has_released_is_computed_again(case: Any) -> None:
     asyncio.run(asyncio.wait_for(case(), 20))
+
+
+async def with_an_array_that_changes() -> None:
+    async with two_clients() as (one, _, second):
+        array = np.ones(100_000)
+        future = one.submit(np.sum, array)
+        assert await future == 100_000
+        array[:] = 0
+        await goes_on(one, second)
+        assert await future == 100_000
+
+
+def test_what_runs_again_has_the_data_of_its_submit() -> None:
+    asyncio.run(asyncio.wait_for(with_an_array_that_changes(), 60))
 
 
 GO = threading.Event()

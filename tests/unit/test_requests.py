@@ -5,25 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from distributed import Scheduler
 from distributed.core import Status
 
+from hpcgpu.batch import batch_system
+from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.dask_scheduler import end_without_manager, manager_requests
 from hpcgpu.dask_scheduler.end_without_manager import ManagerLease
 from hpcgpu.dask_scheduler.manager_requests import Requests
 from hpcgpu.dask_scheduler.rpc_types import RequestAnswer
 from hpcgpu.dask_scheduler.scheduler_extension import Extension, install
-from hpcgpu.errors import ClusterError, ClusterWarning
-from hpcgpu.orders import change_size, manager_in_scheduler_job, send_to_manager
+from hpcgpu.errors import ClusterError, ClusterWarning, Superseded
+from hpcgpu.jobs.submit_and_cancel import Dispatcher
+from hpcgpu.manager.manager import Manager
+from hpcgpu.orders import change_size, manager_in_scheduler_job, manager_on_login_node, send_to_manager
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Detach, Scale, Wanted, apply
-from hpcgpu.store import create_directory, saved_options
+from hpcgpu.store import certificates_and_keys, create_directory, saved_options
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -31,10 +38,10 @@ from hpcgpu.store.directory import ClusterDirectory
 async def test_a_request_is_answered_by_the_manager_that_takes_it() -> None:
     passed = Requests()
     answer = asyncio.ensure_future(passed.request({"command": "scale"}))
-    taken = await passed.next_request(1)
-    assert taken is not None and taken["command"] == {"command": "scale"}
-    assert passed.taken_by(1) and not passed.taken_by(2)
-    await passed.answer_request(taken["number"], "no")
+    received = await passed.next_request(1)
+    assert received is not None and received["command"] == {"command": "scale"}
+    assert passed.accepted_by(1) and not passed.accepted_by(2)
+    await passed.answer_request(received["number"], "no")
     assert await answer == "no"
 
 
@@ -46,9 +53,9 @@ async def test_an_earlier_manager_that_is_gone_takes_no_request() -> None:
     await asyncio.sleep(0)
     answer = asyncio.ensure_future(passed.request({"command": "scale"}))
     assert await gone is None
-    taken = await lives
-    assert taken is not None
-    await passed.answer_request(taken["number"], "")
+    received = await lives
+    assert received is not None
+    await passed.answer_request(received["number"], "")
     assert await answer == ""
 
 
@@ -79,7 +86,7 @@ def test_what_the_manager_refuses_is_an_error_in_the_program_that_requested_it(
     directory.publish(Contact(token=directory.token(), job_id="1", workers="tls://a:1", client="tls://a:1"))
 
     async def answered(*_: object) -> RequestAnswer:
-        return RequestAnswer(taken=True, error=error)
+        return RequestAnswer(accepted=True, error=error)
 
     monkeypatch.setattr(send_to_manager, "answer_of", answered)
     with pytest.raises(ClusterError, match=error) if error else contextlib.nullcontext():
@@ -98,7 +105,7 @@ def test_a_manager_that_lives_keeps_its_cluster_though_it_takes_no_requests(
     directory.publish(Contact(token=directory.token(), job_id="1", workers="tls://a:1", client="tls://a:1"))
 
     async def no_manager(*_: object) -> RequestAnswer:
-        return RequestAnswer(taken=False, error="")
+        return RequestAnswer(accepted=False, error="")
 
     monkeypatch.setattr(send_to_manager, "answer_of", no_manager)
     monkeypatch.setattr(send_to_manager, "BEGINS", -1.0)
@@ -117,10 +124,10 @@ def test_a_manager_that_the_scheduler_job_is_about_to_start_gets_the_request(
     directory = create_directory.claim(tmp_path / "demo", None)
     directory.leave(directory.take_over("the first").number)
     directory.publish(Contact(token=directory.token(), job_id="1", workers="tls://a:1", client="tls://a:1"))
-    directory.want(apply(apply(Wanted(), AddGroup("default", 1)), Detach(unattended=True)))
+    directory.want(apply(apply(Wanted(), AddGroup("default", 1)), Detach(manager_in_scheduler_job=True)))
 
     async def answered(*_: object) -> RequestAnswer:
-        return RequestAnswer(taken=True, error="")
+        return RequestAnswer(accepted=True, error="")
 
     monkeypatch.setattr(send_to_manager, "answer_of", answered)
     comes = threading.Timer(0.2, directory.take_over, ["the next"], {"in_scheduler_job": True})
@@ -149,9 +156,9 @@ async def test_a_manager_that_is_silent_gets_no_request(monkeypatch: pytest.Monk
         await extension.lease.heartbeat(1, "the first")
         waits = asyncio.ensure_future(extension.requests.next_request(1))
         await asyncio.sleep(0)
-        assert (await extension.request({"command": "scale"}))["taken"]
+        assert (await extension.request({"command": "scale"}))["accepted"]
         await extension.lease.step(61)
-        assert not (await extension.request({"command": "scale"}))["taken"]
+        assert not (await extension.request({"command": "scale"}))["accepted"]
         waits.cancel()
 
 
@@ -169,10 +176,10 @@ async def test_a_manager_that_lives_takes_requests_as_soon_as_its_scheduler_runs
         assert await waits is None, "all timers are due"
         assert scheduler.status is Status.running and (await extension.state())["manager"]["present"]
         request = asyncio.ensure_future(extension.request({"command": "scale"}))
-        taken = await extension.requests.next_request(1)
-        assert taken is not None and not request.done()
-        await extension.requests.answer_request(taken["number"], "")
-        assert await request == RequestAnswer(taken=True, error="")
+        received = await extension.requests.next_request(1)
+        assert received is not None and not request.done()
+        await extension.requests.answer_request(received["number"], "")
+        assert await request == RequestAnswer(accepted=True, error="")
 
 
 async def test_a_manager_that_has_not_asked_for_a_request_for_long_gets_none() -> None:
@@ -180,9 +187,9 @@ async def test_a_manager_that_has_not_asked_for_a_request_for_long_gets_none() -
     waits = asyncio.ensure_future(passed.next_request(1))
     await asyncio.sleep(0)
     passed.step(manager_requests.REQUEST_WAIT)
-    assert passed.taken_by(1)
+    assert passed.accepted_by(1)
     passed.step(2 * manager_requests.REQUEST_WAIT)
-    assert not passed.taken_by(1)
+    assert not passed.accepted_by(1)
     waits.cancel()
 
 
@@ -190,11 +197,11 @@ async def test_an_answer_that_comes_too_late_harms_nobody(monkeypatch: pytest.Mo
     monkeypatch.setattr(manager_requests, "_ANSWER", 0.05)
     passed = Requests()
     request = asyncio.ensure_future(passed.request({"command": "scale"}))
-    taken = await passed.next_request(1)
-    assert taken is not None
+    received = await passed.next_request(1)
+    assert received is not None
     with pytest.raises(TimeoutError):
         await request
-    await passed.answer_request(taken["number"], "")
+    await passed.answer_request(received["number"], "")
 
 
 class Closed:
@@ -278,6 +285,89 @@ def test_a_request_that_the_scheduler_job_cannot_carry_out_is_not_recorded(
     assert directory.wanted() == earlier and not directory.detached
 
 
+def test_a_request_that_is_refused_takes_the_cluster_from_nobody(tmp_path: Path) -> None:
+    directory = create_directory.claim(tmp_path / "demo", None, system="slurm")
+    saved_options.write(directory, resolve("slurm", {"name": "demo", "gpus_per_node": 1}))
+    manager = directory.take_over("the program that closes it")
+    directory.begin_close()
+    with pytest.raises(ClusterError, match="closed"):
+        manager_in_scheduler_job.in_scheduler_job(directory, Adapt("default", Limits(maximum=4), 5.0))
+    assert directory.manager() == manager
+
+
+def test_a_process_that_does_not_manage_the_cluster_in_time_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later it would take the cluster from the program that manages it by then."""
+    directory, begun = create_directory.claim(tmp_path / "demo", None, system="slurm"), list[subprocess.Popen[bytes]]()
+
+    class Hangs(subprocess.Popen[bytes]):
+        def __init__(self, command: list[str], **options: Any) -> None:
+            super().__init__([sys.executable, "-c", "import signal; signal.pause()"], **options)
+            begun.append(self)
+
+    monkeypatch.setattr(manager_on_login_node.subprocess, "Popen", Hangs)
+    monkeypatch.setattr(manager_on_login_node, "_TIMEOUT", 0.0)
+    try:
+        with pytest.raises(ClusterError, match="has not done so within 0 s"):
+            manager_on_login_node.on_login_node(directory)
+        assert [process.poll() is not None for process in begun] == [True]
+    finally:
+        for process in begun:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("begins", ["a manager that changes the size", "a manager", "a program on this machine", ""])
+def test_what_a_manager_has_recorded_meanwhile_is_not_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins: str
+) -> None:
+    directory = create_directory.claim(tmp_path / "demo", None, system="slurm")
+    saved_options.write(directory, resolve("slurm", {"name": "demo", "gpus_per_node": 1}))
+    earlier = apply(Wanted(), AddGroup("default", 2))
+    directory.want(earlier)
+    directory.publish(Contact(token=directory.token(), job_id="7", workers="tls://h:1", client="tls://h:1"))
+
+    async def too_late(contact: Contact, directory: ClusterDirectory) -> str:
+        if begins:
+            number = directory.take_over("a manager", in_scheduler_job=True).number
+            if begins == "a manager that changes the size":
+                directory.want(apply(directory.wanted(), Scale("default", 3)))
+            elif begins == "a program on this machine":  # it has ended again
+                directory.leave(number)
+        raise TimeoutError("the answer is lost")
+
+    monkeypatch.setattr(manager_in_scheduler_job, "_start", too_late)
+    with pytest.raises(ClusterError, match="demo cannot be changed now"):
+        manager_in_scheduler_job.in_scheduler_job(directory, Adapt("default", Limits(maximum=4), 5.0))
+    kept = directory.wanted()
+    if begins == "a manager that changes the size":
+        assert kept.sizes == {"default": 3}, "its order is lost"
+    elif begins == "a manager":  # it scales the cluster as was requested: the record says what it does
+        assert kept.groups["default"].limits.maximum == 4 and kept.manager_in_scheduler_job
+    else:
+        assert kept == earlier
+
+
+def test_the_manager_that_had_the_cluster_before_writes_no_more_when_the_scheduler_job_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = create_directory.claim(tmp_path / "demo", None, system="slurm")
+    saved_options.write(directory, resolve("slurm", {"name": "demo", "gpus_per_node": 1}))
+    directory.publish(Contact(token=directory.token(), job_id="7", workers="tls://h:1", client="tls://h:1"))
+    directory.want(apply(Wanted(), AddGroup("default", 2)))
+    first = Dispatcher(LocalQueue(tmp_path / "queue", gpus=1), directory, directory.take_over("the first").number)
+
+    async def asked(contact: Contact, directory: ClusterDirectory) -> str:
+        with pytest.raises(Superseded):
+            first.check_manager()
+        return ""
+
+    monkeypatch.setattr(manager_in_scheduler_job, "_start", asked)
+    manager_in_scheduler_job.in_scheduler_job(directory, Adapt("default", Limits(maximum=4), 5.0))
+    assert directory.wanted().groups["default"].limits.maximum == 4
+
+
 def test_a_manager_that_begins_while_the_scheduler_job_is_asked_gets_the_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,3 +387,14 @@ def test_a_manager_that_begins_while_the_scheduler_job_is_asked_gets_the_request
     monkeypatch.setattr(change_size, "done_by_manager", taken)
     assert change_size.adapt(directory, maximum_jobs=2) == "demo: hpcgpu manage scales it by its work from now on"
     assert len(sent) == 2
+
+
+async def test_a_manager_of_a_cluster_whose_keys_are_being_removed_says_that_it_has_ended(tmp_path: Path) -> None:
+    directory = create_directory.claim(tmp_path / "demo", None, system="local")
+    saved_options.write(directory, resolve("local", {"name": "demo", "gpus_per_node": 1}))
+    certificates_and_keys.create(directory)
+    (directory.tls / "ucx.key").unlink()  # by `hpcgpu stop`, after the manager has seen a cluster that lives
+    manager = Manager.of_existing(directory, batch_system("local"), ends_jobs=False)
+    directory.begin_close()
+    with pytest.raises(ClusterError, match="demo"):
+        await manager.start()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hpcgpu.client.hold import HeldWorker, HeldWorkers
+from hpcgpu.client.held_calls import ranks
+from hpcgpu.client.held_set import HeldWorker, HeldWorkers
 from hpcgpu.dask_worker.run_ranked import _variables, run_ranked
 
 
@@ -41,6 +43,14 @@ def test_all_ranks_meet_at_the_first_one_also_on_other_nodes() -> None:
     workers._members = [member(0, "n1"), member(1, "n2")]
     found = [(one["RANK"], one["MASTER_ADDR"], one["MASTER_PORT"]) for one in workers.environments.values()]
     assert found == [("0", "n1-ib0", "4000"), ("1", "n1-ib0", "4000")]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [([3], "rank 3"), ([2, 1], "ranks 1-2"), ([0, 1, 2, 5, 7, 8], "ranks 0-2, 5, 7-8"), (range(400), "ranks 0-399")],
+)
+def test_ranks_are_named_in_short(numbers: Iterable[int], words: str) -> None:
+    assert ranks(numbers) == words
 
 
 @pytest.mark.parametrize("asynchronous", [True, False])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from distributed.core import Status
 
 from hpcgpu import ClusterError, OptionError, SlurmGPURunner
-from hpcgpu.runner import Task, tasks_per_node
+from hpcgpu.configuration.resolve import resolve
+from hpcgpu.runner import Task, _HoldWait, tasks_per_node
 from hpcgpu.store import certificates_and_keys, create_directory
 
 STEP = {
@@ -66,8 +70,25 @@ def _environ() -> dict[str, str]:
     return dict(os.environ)
 
 
-def test_the_credentials_of_a_step_end_with_its_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def terminate(self: SlurmGPURunner) -> None: ...
+async def test_workers_without_a_gpu_are_held_by_their_resources_and_that_is_reported() -> None:
+    task = Task.of({**STEP, "CUDA_VISIBLE_DEVICES": ""})
+    runner: Any = SimpleNamespace(task=task, options=resolve("slurm", {"gpus_per_node": 0}))
+    words = r"only 0 workers of this kind, .* its workers do not have a GPU; to hold others, give `resources`"
+    with pytest.raises(ClusterError, match=words):
+        await _HoldWait(runner, 1, {}).check()
+
+
+@pytest.mark.parametrize("in_event_loop", [False, True])
+def test_the_credentials_of_a_step_end_with_its_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_event_loop: bool
+) -> None:
+    terminated = list[SlurmGPURunner]()
+
+    async def terminate(self: SlurmGPURunner) -> None:
+        terminated.append(self)
+
+    async def program() -> None:
+        runner.close()
 
     monkeypatch.setattr(SlurmGPURunner, "_terminate", terminate)
     runner = SlurmGPURunner.__new__(SlurmGPURunner)
@@ -76,5 +97,8 @@ def test_the_credentials_of_a_step_end_with_its_cluster(tmp_path: Path, monkeypa
     runner.status, runner._closing, runner._alive = Status.running, threading.Event(), threading.Thread(target=int)
     runner._alive.start()
     assert list(runner.directory.tls.iterdir())
-    runner.close()
-    assert not runner.directory.tls.exists() and runner.directory.closed
+    if in_event_loop:
+        asyncio.run(program())
+    else:
+        runner.close()
+    assert terminated and not runner.directory.tls.exists() and runner.directory.closed

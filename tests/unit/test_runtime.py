@@ -413,6 +413,16 @@ def test_only_the_job_of_the_contact_removes_the_keys(directory: ClusterDirector
     assert not directory.tls.is_dir()
 
 
+@pytest.mark.parametrize(("closed_by", "stay"), [(signal.SIGTERM, True), (None, True), (0, False)])
+def test_the_keys_stay_for_the_next_scheduler_until_one_ends_as_intended(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, closed_by: int | None, stay: bool
+) -> None:
+    directory.tls.mkdir()
+    monkeypatch.setattr(credentials_of_job, "_closed_by", closed_by)
+    credentials_of_job.remove_secrets(directory, directory.token(), "1", restarts=True)
+    assert (directory.tls.is_dir(), bool(directory.dashboard_token())) == (stay, stay)
+
+
 def test_a_scheduler_job_that_was_submitted_by_hand_removes_the_keys(directory: ClusterDirectory) -> None:
     """Neither a journal nor a contact has its id: the job was submitted by hand, and its scheduler did not start."""
     directory.tls.mkdir()
@@ -753,6 +763,8 @@ def test_the_name_of_a_function_is_read_without_its_modules() -> None:
     by_name = [time.sleep, os.path.join, Clock, len]
     assert [_function_name(dumps(function)) for function in by_name] == ["sleep", "join", "Clock", "len"]
     assert _function_name(dumps(train)) == "train", "it is pickled by value"
+    by_rank = [dumps((function, (b"x" * 10**6,), {}, {}))[: 10**5] for function in (train, time.sleep)]
+    assert [_function_name(given) for given in by_rank] == ["train", "sleep"], "the arguments of `run_ranked`"
     assert _function_name("increment") == "increment", "of an actor"
     assert _function_name(dumps(Clock().time)) == _function_name(b"\x80") == _function_name(None) == ""
 
@@ -913,7 +925,7 @@ def test_collectives_of_workers_use_the_network_of_the_scheduler(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Listening(monkeypatch, Contact(token="", job_id="1", workers="tcp://10.0.0.1:1", client="tcp://10.0.0.1:1"))
-    monkeypatch.setattr(complete_dask_commands.collectives_interface.interface_addresses, "reaching", lambda _: {"ib0"})
+    monkeypatch.setattr(complete_dask_commands.collectives_interface.interface_addresses, "towards", lambda _: "ib0")
     complete_dask_commands.os.environ["GLOO_SOCKET_IFNAME"] = "chosen"
     worker(OwnJob(job_id="17", name="demo-3"), directory)
     assert complete_dask_commands.os.environ["NCCL_SOCKET_IFNAME"] == "=ib0"
@@ -1115,6 +1127,8 @@ import os, signal, sys
 from multiprocessing import forkserver
 
 found = [signal.getsignal(signal.SIGTERM), sys.argv, vars(sys.modules["__main__"]).get("MINE")]
+if found[1][0].endswith("program.py"):  # Python itself gives the fork server these (python/cpython#144503)
+    found[1] = ["-c"]
 print(*found, len(os.listdir("/proc/self/fd")), forkserver._forkserver._lock.locked(), flush=True)
 """)
     done = program(
@@ -1222,10 +1236,10 @@ def test_a_process_that_expects_a_warning_stays_and_its_children_do_not() -> Non
 import ctypes, os, signal
 from hpcgpu.runtime import preemption
 
-preemption.stay()
+preemption.ignore_warning()
 assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 preemption.expect(warned=True)
-preemption.stay()
+preemption.ignore_warning()
 os.kill(os.getpid(), signal.SIGTERM)
 action = ctypes.create_string_buffer(256)  # of C: the handler, 128 bytes of signals, the flags
 assert ctypes.CDLL(None).sigaction(signal.SIGTERM, None, action) == 0
@@ -1400,13 +1414,13 @@ def test_a_filesystem_that_fails_is_no_end_of_the_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     directory = create_directory.claim(tmp_path / "demo", None)
-    assert start_again._look(directory, "tls://127.0.0.1:1") is ConnectionResult.REFUSED, (
+    assert start_again._check_scheduler(directory, "tls://127.0.0.1:1") is ConnectionResult.REFUSED, (
         "there certainly is no contact"
     )
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"tls://127.0.0.1:{listening.getsockname()[1]}"
         directory.publish(Contact(token=directory.token(), job_id="1", workers=address, client=address))
-        assert start_again._look(directory, address) is ConnectionResult.BUSY, "it may only be busy"
+        assert start_again._check_scheduler(directory, address) is ConnectionResult.BUSY, "it may only be busy"
         read = checked_files.read
 
         def fails(path: Path, *arguments: Any, **options: Any) -> bytes:
@@ -1415,7 +1429,9 @@ def test_a_filesystem_that_fails_is_no_end_of_the_scheduler(
             return read(path, *arguments, **options)
 
         monkeypatch.setattr(checked_files, "read", fails)
-        assert start_again._look(directory, address) is ConnectionResult.SILENT
+        assert start_again._check_scheduler(directory, address) is ConnectionResult.SILENT
         monkeypatch.undo()
-        assert start_again._look(directory, "tls://127.0.0.1:1") is ConnectionResult.REFUSED, "this one has ended"
-    assert start_again._look(directory, address) is ConnectionResult.REFUSED
+        assert start_again._check_scheduler(directory, "tls://127.0.0.1:1") is ConnectionResult.REFUSED, (
+            "this one has ended"
+        )
+    assert start_again._check_scheduler(directory, address) is ConnectionResult.REFUSED

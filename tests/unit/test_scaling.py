@@ -32,6 +32,11 @@ def test_the_minimum_is_rounded_up_and_the_maximum_down(given: dict[str, Any], j
     assert (found.minimum, found.maximum) == jobs
 
 
+@pytest.mark.parametrize("given", [{"n": 1, "memory": "130GiB"}, {"cores": 17, "n": 4}, {"gpus": 9, "jobs": 2}])
+def test_of_several_sizes_the_largest_counts(given: dict[str, Any]) -> None:
+    assert jobs_for(workers(), **given) == 3
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -1,11 +1,40 @@
-"""Which ends of a scheduler job another one follows, and how often."""
+"""Which ends of a scheduler job another one follows, when, and how often."""
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from hpcgpu.batch.base import JobState
-from hpcgpu.scaling.scheduler_restarts import LIMIT, PERIOD, ended_too_early, expected, next_is_due, too_many
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcgpu.batch.base import JobState, JobStatus
+from hpcgpu.scaling.scheduler_restarts import (
+    LIMIT,
+    PERIOD,
+    CancelEnded,
+    DropNext,
+    DropReplaced,
+    Lose,
+    ObservedNext,
+    ObservedScheduler,
+    Restart,
+    SubmitNext,
+    Tries,
+    decide,
+    ended_too_early,
+    expected,
+    next_is_due,
+    too_many,
+)
+
+NOW = 1e6
+#: A scheduler whose walltime ends soon, one that has ended, and one that has worked for a moment.
+NEAR = ObservedScheduler(
+    status=JobStatus(job_id="1", state=JobState.RUNNING, start=NOW - 9000, end=NOW + 60), restarts=True
+)
+GONE = ObservedScheduler(status=JobStatus(job_id="1", state=JobState.NODE_FAIL), gone=True, restarts=True)
+FRESH = replace(NEAR, status=JobStatus(job_id="1", state=JobState.RUNNING, start=NOW, end=NOW + 9000))
 
 
 @pytest.mark.parametrize("state", JobState)
@@ -46,3 +75,137 @@ def test_the_next_scheduler_job_comes_as_early_as_jobs_have_waited(
     assert next_is_due(1e9, end, waits, now=end - early)
     assert next_is_due(1e9, end, waits, now=end + 1), "also if its walltime was shortened, or the queue ends it late"
     assert not next_is_due(1e9, None, waits, now=end) and not next_is_due(None, end, waits, now=end)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "action"),
+    [
+        (GONE, Restart()),
+        (replace(GONE, restarts=False), Lose()),
+        (replace(GONE, certain=False), CancelEnded()),  # the queue may be wrong
+        (replace(GONE, certain=False, tries=Tries(again_at=NOW + 1)), None),
+        (replace(GONE, coming=True, removed=True), None),  # that attempt ends by itself
+        (replace(GONE, tries=Tries(failed=2, again_at=NOW + 1)), None),
+        (replace(GONE, tries=Tries(failed=2, again_at=NOW)), Restart()),
+        (replace(GONE, next=ObservedNext(lost="it failed")), Restart()),
+        (replace(GONE, certain=False, stopped=True), Lose("another program has stopped the cluster")),
+        (replace(GONE, removed=True), Lose("its directory was removed")),
+        (replace(GONE, final="the next one has ended, too"), Lose("the next one has ended, too")),
+        (replace(GONE, restarted=[NOW - 1] * LIMIT), Lose("it was restarted 3 times within an hour")),
+        (replace(GONE, restarted=[NOW - PERIOD] * LIMIT), Restart()),
+        (replace(GONE, tries=Tries(refused=10)), Restart()),
+        (replace(GONE, tries=Tries(refused=11, again_at=NOW + 1)), Lose("the queue has not accepted it 11 times")),
+    ],
+)
+def test_another_scheduler_follows_until_that_has_no_sense(scheduler: ObservedScheduler, action: object) -> None:
+    assert decide(scheduler, now=NOW) == action
+
+
+@pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.COMPLETED])
+def test_none_follows_one_that_was_ended_on_purpose(state: JobState) -> None:
+    ended = replace(GONE, status=JobStatus(job_id="1", state=state))
+    assert decide(ended, now=NOW) == Lose("it has ended as intended, or was cancelled")
+    without_keys = replace(ended, final="the next one has taken over and ended, too")
+    assert decide(without_keys, now=NOW) == decide(ended, now=NOW), "it has removed them itself: there is no next one"
+    assert decide(replace(without_keys, removed=True), now=NOW) == Lose("its directory was removed")
+    unreached = replace(ended, cancelled=True, tries=Tries(failed=1))
+    assert decide(unreached, now=NOW) == Restart(), "hpcgpu has cancelled it, because nobody reached its scheduler"
+
+
+def test_a_walltime_is_no_failure_unless_nobody_reached_the_scheduler() -> None:
+    over = replace(GONE, status=JobStatus(job_id="1", state=JobState.TIMEOUT), restarted=[NOW - 1] * LIMIT)
+    assert decide(over, now=NOW) == Restart()
+    assert isinstance(decide(replace(over, reached=False), now=NOW), Lose)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "action"),
+    [
+        (NEAR, SubmitNext(held=False)),
+        (FRESH, None),
+        (replace(NEAR, restarts=False), None),
+        (replace(NEAR, coming=True), None),
+        (replace(NEAR, reached=False), None),
+        (replace(NEAR, stopped=True), None),
+        (replace(NEAR, stopped=None), None),
+        (replace(NEAR, next_tries=Tries(refused=1, again_at=NOW + 1)), None),
+        (replace(NEAR, next=ObservedNext()), None),
+        (replace(NEAR, next=ObservedNext(held=True)), SubmitNext(held=False)),  # it gains no priority in the queue
+        (replace(NEAR, next=ObservedNext(replaces=True)), DropReplaced()),
+        (replace(NEAR, next=ObservedNext(replaces=True, accepted=False)), None),  # its submit got no answer
+        (replace(NEAR, next=ObservedNext(lost="it was cancelled")), DropNext("it was cancelled")),
+        (replace(FRESH, unattended=True), SubmitNext(held=True)),
+        (replace(FRESH, unattended=True, next=ObservedNext(held=True)), None),
+        (replace(NEAR, leaving=True), None),
+        (replace(NEAR, leaving=True, unattended=True, next_tries=Tries(again_at=NOW + 9)), SubmitNext(held=True)),
+    ],
+)
+def test_the_next_one_comes_when_it_is_time_to(scheduler: ObservedScheduler, action: object) -> None:
+    assert decide(scheduler, now=NOW) == action
+
+
+def test_a_program_that_leaves_tries_once_at_once_and_then_with_pauses() -> None:
+    leaves = replace(NEAR, leaving=True, unattended=True, next_tries=Tries(refused=1, again_at=NOW + 9))
+    assert decide(leaves, now=NOW) == SubmitNext(held=True)
+    tried = replace(leaves, tried_at_leaving=True)
+    assert decide(tried, now=NOW) is None and decide(tried, now=NOW + 9) == SubmitNext(held=True)
+
+
+def test_what_is_refused_is_tried_more_and_more_seldom() -> None:
+    tries, pauses = Tries(), list[float]()
+    for _ in range(12):
+        tries = tries.after_refusal(now=NOW)
+        pauses.append(tries.again_at - NOW)
+    assert pauses == [10, 20, 40, 80, 160, 300, 300, 300, 300, 300, 3600, 3600] and tries.exhausted
+    assert Tries().after_failure(now=NOW) == Tries(failed=1, again_at=NOW), "the first other job comes at once"
+    assert Tries(failed=9).after_failure(now=NOW).again_at == NOW + 240
+    assert Tries(refused=9).after_loss(NOW - 3601, now=NOW).refused == 1, "it was there for an hour"
+    assert (
+        Tries(refused=9).after_loss(NOW - 3599, now=NOW).refused == Tries(refused=9).after_loss(None, now=NOW).refused
+    )
+
+
+_OBSERVED = st.builds(
+    ObservedScheduler,
+    status=st.builds(
+        JobStatus,
+        job_id=st.just("1"),
+        state=st.sampled_from(JobState),
+        start=st.just(NOW - 9000),
+        end=st.sampled_from([None, NOW]),
+    ),
+    reached=st.booleans(),
+    gone=st.booleans(),
+    certain=st.booleans(),
+    cancelled=st.booleans(),
+    restarts=st.booleans(),
+    coming=st.booleans(),
+    stopped=st.sampled_from([False, True, None]),
+    removed=st.booleans(),
+    final=st.sampled_from(["", "the next one has taken over and ended, too"]),
+    restarted=st.lists(st.just(NOW - 1), max_size=LIMIT),
+    tries=st.builds(Tries, refused=st.sampled_from([0, 11]), again_at=st.sampled_from([0.0, NOW + 1])),
+    next=st.none() | st.builds(ObservedNext, lost=st.sampled_from(["", "it failed"])),
+    next_tries=st.builds(Tries, again_at=st.sampled_from([0.0, NOW + 1])),
+    unattended=st.booleans(),
+    leaving=st.booleans(),
+    tried_at_leaving=st.booleans(),
+)
+
+
+@given(_OBSERVED)
+def test_whatever_is_observed_there_is_one_scheduler_and_an_end_of_the_tries(scheduler: ObservedScheduler) -> None:
+    action = decide(scheduler, now=NOW)
+    assert action is None or not scheduler.coming, "one at a time"
+    if isinstance(action, Restart | CancelEnded):
+        assert scheduler.gone and scheduler.restarts and scheduler.stopped is False
+        assert scheduler.tries.again_at <= NOW, "the queue is a shared service"
+    if isinstance(action, Restart):
+        assert scheduler.certain, "the last one may still live"
+        assert not scheduler.removed and not scheduler.final and not scheduler.tries.exhausted
+    if isinstance(action, SubmitNext):
+        assert scheduler.restarts and not scheduler.gone and scheduler.stopped is False
+        assert scheduler.next is None or (scheduler.next.held and not action.held)
+    if scheduler.gone and not scheduler.coming and scheduler.stopped is not None:
+        settled = decide(replace(scheduler, certain=True), now=scheduler.tries.again_at)
+        assert isinstance(settled, Restart | Lose), "it is never left as it is"

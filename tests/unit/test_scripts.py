@@ -127,7 +127,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "worker",
         {"gpus_per_node": 0, "cores": 8, "job_directives_skip": ["-l mem", "-c"], "place": "excl"},
     ),
-    "local-worker.sh": ("local", "worker", {"gpus_per_node": 2, "walltime": "1h"}),
+    "local-worker.sh": ("local", "worker", {"gpus_per_node": 2, "walltime": "1h", "walltime_margin": "10m"}),
     "local-scheduler.sh": ("local", "scheduler", {"gpus_per_node": 2, "idle_timeout": "1h"}),
 }
 
@@ -388,6 +388,15 @@ def test_an_error_in_an_own_template_names_its_file_and_its_line(line: str, prob
     said = str(failed.value)
     assert said.startswith(f"template_directory: {file}, line 3: ") and problem in said
     assert "Correct it there: hpcgpu's own templates in" in said and "show which names there are" in said
+
+
+def test_templates_that_were_removed_while_the_cluster_runs_are_named_by_the_error(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    options = resolve("slurm", BASE | {"template_directory": own})
+    own.rmdir()
+    with pytest.raises(OptionError, match=r"template_directory='\S+/own' cannot be read: No such file or directory"):
+        render("slurm", "worker", options, PLACE)
 
 
 @pytest.mark.parametrize("option", ["template_directory", "stage", "job_script_prologue"])

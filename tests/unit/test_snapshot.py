@@ -125,7 +125,7 @@ def test_a_job_of_somebody_else_that_has_the_id_by_now_is_not_shown() -> None:
     of = Submit(kind="worker", name="demo-0", time=0.0, job_id="7")
     theirs = JobStatus(job_id="7", state=JobState.RUNNING, name="somebody-else")
     batch = SimpleNamespace(poll=lambda ids: {"7": theirs}, ended=lambda ids: {"7": theirs})
-    assert query_jobs.looked_up({"7": of}, batch) == {}  # type: ignore[arg-type]
+    assert query_jobs.query_with_accounting({"7": of}, batch) == {}  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_cancel_of_our_own_is_not_blamed_on_others(
         id="7", kind="worker", name=name, state=state, reason="others", waited=0.0, node="", workers=0, log=Path("log"),
         ended=ended,
     )  # fmt: skip
-    submit = Submit(kind="worker", name=name, cancelled=name == "demo-0", before_close=name == "demo-2")
+    submit = Submit(kind="worker", name=name, unwanted=name == "demo-0", before_close=name == "demo-2")
     shown = snapshot._whose(job, submit, over)
     assert (shown.state, shown.reason) == (("cancelled", "hpcgpu cancelled it") if ours else (state, "others"))
 
@@ -172,7 +172,7 @@ def test_a_job_that_hpcgpu_ends_is_not_shown_as_running_until_the_next_poll(
     state: str, workers: int, decided: bool, over: float | None, shown: str
 ) -> None:
     job = _job("demo-0", state=state, workers=workers, reason="others", time_left=60.0)
-    now = snapshot._whose(job, Submit(kind="worker", name="demo-0", cancelled=decided), over)
+    now = snapshot._whose(job, Submit(kind="worker", name="demo-0", unwanted=decided), over)
     assert now.state == shown and (now.reason == "hpcgpu cancelled it") is (shown == "completing")
 
 

@@ -111,7 +111,7 @@ async def test_streams_go_on_over_a_new_connection() -> None:
     assert await stream.read() == b""
     assert received == data.upper()
     assert len(connections) > 5
-    near.bye()
+    near.end_session()
     await asyncio.wait_for(far.over.wait(), 60)
     server.close()
     connections[-1].close()

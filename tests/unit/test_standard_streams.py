@@ -48,3 +48,24 @@ def test_a_log_that_can_be_written_has_all_of_it(tmp_path: Path) -> None:
 def test_a_process_without_standard_streams_goes_on() -> None:
     program = f"{_PROGRAM.partition('for stream')[0]}print('nowhere')"
     assert subprocess.run(["bash", "-c", '"$0" -c "$1" >&- 2>&-', sys.executable, program]).returncode == 0
+
+
+_PRINTING_THREAD = """
+import sys, threading
+from hpcgpu.posix.standard_streams import drop_what_cannot_be_written
+drop_what_cannot_be_written()
+begun = threading.Event()
+def prints():
+    while True:
+        print("a line of a thread", flush=True)
+        begun.set()
+threading.Thread(target=prints, daemon=True).start()
+begun.wait()
+"""
+
+
+def test_a_process_ends_while_a_thread_of_it_prints(tmp_path: Path) -> None:
+    for _ in range(8):
+        with (tmp_path / "log").open("w") as log:
+            ended = subprocess.run([sys.executable, "-c", _PRINTING_THREAD], stdout=log, stderr=subprocess.PIPE)
+        assert (ended.returncode, ended.stderr) == (0, b"")

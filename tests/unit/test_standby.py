@@ -13,7 +13,7 @@ import pytest
 
 from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.errors import LaunchError
-from hpcgpu.runtime import scheduler_connection, standby
+from hpcgpu.runtime import scheduler_connection, standby_scheduler
 from hpcgpu.runtime.scheduler_connection import ConnectionResult, check_alone
 from hpcgpu.scaling.wanted_state import Wanted
 from hpcgpu.store import create_directory
@@ -57,10 +57,10 @@ class StillWaitsError(Exception):
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> Node:
     made = Node()
-    monkeypatch.setattr(standby, "identify", made.identify)
+    monkeypatch.setattr(standby_scheduler, "identify", made.identify)
     monkeypatch.setattr(scheduler_connection, "identify", made.identify)
-    monkeypatch.setattr(standby.time, "sleep", made.sleep)
-    monkeypatch.setattr(standby.time, "monotonic", lambda: made.clock)
+    monkeypatch.setattr(standby_scheduler.time, "sleep", made.sleep)
+    monkeypatch.setattr(standby_scheduler.time, "monotonic", lambda: made.clock)
     return made
 
 
@@ -97,7 +97,7 @@ def test_a_job_that_follows_waits_until_the_journal_names_the_end(
             node.found = ConnectionResult.REFUSED
 
     node.at_pause = at_pause
-    standby.wait_until_alone(waiting, Queue(), OWN)
+    standby_scheduler.wait_until_alone(waiting, Queue(), OWN)
     assert node.pauses == 3
     assert capsys.readouterr().err.count("has a scheduler in job 1. This job waits: it takes over when") == 1
 
@@ -112,7 +112,7 @@ def test_a_job_that_follows_waits_while_the_scheduler_proves_that_it_lives_whate
             node.found = ConnectionResult.REFUSED
 
     node.at_pause = at_pause
-    standby.wait_until_alone(waiting, Queue(), OWN)
+    standby_scheduler.wait_until_alone(waiting, Queue(), OWN)
     assert node.pauses == 5
 
 
@@ -124,7 +124,7 @@ def test_a_job_that_follows_notices_within_seconds_that_the_scheduler_has_ended_
             node.found = ConnectionResult.REFUSED
 
     node.at_pause = at_pause
-    standby.wait_until_alone(waiting, reports(JobState.TIMEOUT), OWN)
+    standby_scheduler.wait_until_alone(waiting, reports(JobState.TIMEOUT), OWN)
     assert node.pauses <= 6 + 5, "the worker jobs keep their GPUs meanwhile"
 
 
@@ -135,21 +135,21 @@ def test_a_job_that_follows_ends_if_the_scheduler_has_ended_as_intended(
     node.found = ConnectionResult.REFUSED
     has_ended(waiting, how)
     with pytest.raises(LaunchError, match="the scheduler job 1 has ended as intended"):
-        standby.wait_until_alone(waiting, Queue(), OWN)
+        standby_scheduler.wait_until_alone(waiting, Queue(), OWN)
 
 
 def test_a_job_that_follows_ends_if_nobody_needs_it(waiting: ClusterDirectory) -> None:
     waiting.cancel(["demo-scheduler2"])
     with pytest.raises(LaunchError, match="does not need this scheduler job any more"):
-        standby.wait_until_alone(waiting, Queue(), OWN)
+        standby_scheduler.wait_until_alone(waiting, Queue(), OWN)
     waiting.keep(["demo-scheduler2"])
     waiting.tls.rmdir()  # the present scheduler removes the keys when it ends by `lease` or `idle_timeout`
     with pytest.raises(LaunchError, match="is closed: this job ends"):
-        standby.wait_until_alone(waiting, Queue(), OWN)
+        standby_scheduler.wait_until_alone(waiting, Queue(), OWN)
     waiting.tls.mkdir()
     waiting.begin_close()
     with pytest.raises(LaunchError, match="is closed: this job ends"):
-        standby.wait_until_alone(waiting, Queue(), OWN)
+        standby_scheduler.wait_until_alone(waiting, Queue(), OWN)
 
 
 def test_of_two_submits_without_an_answer_the_name_tells_which_is_its_own(
@@ -159,24 +159,24 @@ def test_of_two_submits_without_an_answer_the_name_tells_which_is_its_own(
         waiting.intend(f"demo-scheduler{number}", "scheduler")
     waiting.cancel(["demo-scheduler3"])
     with pytest.raises(LaunchError, match="does not need this scheduler job any more"):
-        standby.wait_until_alone(waiting, Queue(), OwnJob(job_id="3", name="demo-scheduler3"))
+        standby_scheduler.wait_until_alone(waiting, Queue(), OwnJob(job_id="3", name="demo-scheduler3"))
     with pytest.raises(StillWaitsError):
-        standby.wait_until_alone(waiting, Queue(), OwnJob(job_id="4", name="demo-scheduler4"))
+        standby_scheduler.wait_until_alone(waiting, Queue(), OwnJob(job_id="4", name="demo-scheduler4"))
 
 
 def test_a_job_that_was_submitted_by_hand_does_not_wait(waiting: ClusterDirectory, node: Node) -> None:
     with pytest.raises(LaunchError, match="already has a scheduler, in job 1"):
-        standby.wait_until_alone(waiting, Queue(), OwnJob(job_id="99", name="scheduler.sh"))
+        standby_scheduler.wait_until_alone(waiting, Queue(), OwnJob(job_id="99", name="scheduler.sh"))
     node.found = ConnectionResult.REFUSED
-    standby.wait_until_alone(waiting, Queue(), OwnJob(job_id="99", name="scheduler.sh"))
+    standby_scheduler.wait_until_alone(waiting, Queue(), OwnJob(job_id="99", name="scheduler.sh"))
     assert not node.pauses
 
 
 def test_the_first_scheduler_job_and_one_that_is_run_again_do_not_wait(waiting: ClusterDirectory, node: Node) -> None:
-    standby.wait_until_alone(waiting, Queue(), FIRST)
+    standby_scheduler.wait_until_alone(waiting, Queue(), FIRST)
     has_ended(waiting)
     waiting.withdraw()
-    standby.wait_until_alone(waiting, Queue(), OWN)
+    standby_scheduler.wait_until_alone(waiting, Queue(), OWN)
     assert not node.pauses
 
 
@@ -192,7 +192,7 @@ def test_a_scheduler_job_that_was_replaced_and_is_run_again_ends(
         waiting.withdraw()
     before = waiting.contact()
     with pytest.raises(LaunchError, match=r"another one may have replaced it|job 2 has replaced this one"):
-        standby.wait_until_alone(waiting, Queue(), FIRST)
+        standby_scheduler.wait_until_alone(waiting, Queue(), FIRST)
     assert waiting.contact() == before and not node.pauses
     if contact != "that of the next one":
         with pytest.raises(LaunchError, match="another one may have replaced it"):
@@ -205,7 +205,7 @@ def test_a_job_that_does_not_need_to_wait_is_still_refused_next_to_a_live_schedu
     has_ended(waiting)
     waiting.publish(Contact(token=waiting.token(), job_id="77", workers="tls://b:1", client="tls://b:2"))  # by hand
     with pytest.raises(LaunchError, match="already has a scheduler, in job 77"):
-        standby.wait_until_alone(waiting, Queue(), OWN)
+        standby_scheduler.wait_until_alone(waiting, Queue(), OWN)
 
 
 @pytest.mark.parametrize("how", [JobState.TIMEOUT, JobState.COMPLETED])
@@ -221,10 +221,10 @@ def test_a_scheduler_that_removes_its_contact_ends_but_not_yet(
 
     node.at_pause = at_pause
     if how is JobState.TIMEOUT:
-        standby.wait_until_alone(waiting, queue, OWN)
+        standby_scheduler.wait_until_alone(waiting, queue, OWN)
     else:  # `idle_timeout`: the keys are not removed yet
         with pytest.raises(LaunchError, match="has ended as intended"):
-            standby.wait_until_alone(waiting, queue, OWN)
+            standby_scheduler.wait_until_alone(waiting, queue, OWN)
     assert node.pauses == 3
 
 
@@ -245,12 +245,12 @@ def test_without_a_manager_the_queue_tells_a_job_that_follows(
     queue.silent = answer == "no answer"
     proof = answer == "no answer" and found is ConnectionResult.REFUSED and manager != "elsewhere"
     if found is not ConnectionResult.ACCEPTED and (answer == "ended" or proof):
-        standby.wait_until_alone(waiting, queue, OWN)
+        standby_scheduler.wait_until_alone(waiting, queue, OWN)
         assert node.clock < 1000 + 200
         assert waiting.has_ended("1"), "if the batch system runs it again, it ends"
     else:  # a scheduler that is suspended does not answer either
         with pytest.raises(StillWaitsError):
-            standby.wait_until_alone(waiting, queue, OWN)
+            standby_scheduler.wait_until_alone(waiting, queue, OWN)
 
 
 def held_by_the_queue(waiting: ClusterDirectory, *failures: float) -> OwnJob:
@@ -258,7 +258,7 @@ def held_by_the_queue(waiting: ClusterDirectory, *failures: float) -> OwnJob:
 
     `failures` are when earlier scheduler jobs have ended, in seconds before now.
     """
-    waiting.want(Wanted(detached=True, unattended=True))
+    waiting.want(Wanted(detached=True, manager_in_scheduler_job=True))
     waiting.cancel([OWN.name])
     waiting.ended({OWN.name: OWN.job_id})
     for number, ago in enumerate(failures):
@@ -279,7 +279,7 @@ def test_a_job_that_the_queue_held_until_the_end_needs_no_other_proof(
     waiting.take_over("hpcgpu in the scheduler job", in_scheduler_job=True)
     own, queue, node.found = held_by_the_queue(waiting), reports(JobState.NODE_FAIL), found
     queue.silent = True
-    standby.wait_until_alone(waiting, queue, own)
+    standby_scheduler.wait_until_alone(waiting, queue, own)
     assert node.pauses == 0 and waiting.has_ended("1") and not waiting.closing
 
 
@@ -287,11 +287,11 @@ def test_a_job_that_the_queue_held_until_the_end_needs_no_other_proof(
 def test_a_job_that_waited_beside_the_present_one_ends_the_cluster_if_nobody_else_does(
     waiting: ClusterDirectory, node: Node, manager: str
 ) -> None:
-    waiting.want(Wanted(detached=True, unattended=True))
+    waiting.want(Wanted(detached=True, manager_in_scheduler_job=True))
     waiting.take_over(manager, in_scheduler_job="scheduler" in manager)
     node.found = ConnectionResult.REFUSED
     with pytest.raises(LaunchError, match="no scheduler is started: the scheduler job 1 has ended as intended"):
-        standby.wait_until_alone(waiting, reports(JobState.CANCELLED), OWN)
+        standby_scheduler.wait_until_alone(waiting, reports(JobState.CANCELLED), OWN)
     assert waiting.closing == ("scheduler" in manager)
 
 
@@ -305,7 +305,7 @@ def test_a_job_that_the_queue_held_ends_the_cluster_if_it_must_not_start(
     if case == "too many":
         state, why = JobState.OUT_OF_MEMORY, "it was restarted 3 times within an hour"
     with pytest.raises(LaunchError, match=f"no scheduler is started: .*{why}"):
-        standby.wait_until_alone(waiting, reports(state), own)
+        standby_scheduler.wait_until_alone(waiting, reports(state), own)
     assert waiting.closing, "the worker jobs wait for nothing, and end"
     job = f"scheduler job 1 (demo-scheduler) {state.value}. Log: "
     assert job in waiting.why_ended() and waiting.why_ended().endswith(why), "`hpcgpu status` says it"
@@ -313,7 +313,7 @@ def test_a_job_that_the_queue_held_ends_the_cluster_if_it_must_not_start(
 
 def test_old_failures_do_not_count(waiting: ClusterDirectory, node: Node) -> None:
     own, node.found = held_by_the_queue(waiting, 600.0, 700.0, 4000.0), ConnectionResult.REFUSED
-    standby.wait_until_alone(waiting, reports(JobState.OUT_OF_MEMORY), own)
+    standby_scheduler.wait_until_alone(waiting, reports(JobState.OUT_OF_MEMORY), own)
     assert not waiting.closing
 
 
@@ -324,7 +324,7 @@ def test_a_job_that_the_queue_only_forgot_is_cancelled_before_another_one_takes_
     queue.jobs["1"] = replace(queue.jobs["1"], name="")
     monkeypatch.setattr(queue, "cancel", cancelled.extend)
     node.found = ConnectionResult.SILENT
-    standby.wait_until_alone(waiting, queue, OWN)
+    standby_scheduler.wait_until_alone(waiting, queue, OWN)
     assert cancelled == ["1"] and waiting.has_ended("1")
 
 
@@ -341,12 +341,12 @@ def test_a_filesystem_that_fails_for_a_while_does_not_end_a_job_that_follows(
     with monkeypatch.context() as broken:
         broken.setattr(ClusterDirectory, fails, property(stale) if fails == "closing" else stale)
         node.at_pause = lambda number: broken.undo() if number == 100 else None
-        standby.wait_until_alone(waiting, Queue(), OWN)
+        standby_scheduler.wait_until_alone(waiting, Queue(), OWN)
     assert node.pauses == 100
     with monkeypatch.context() as broken:
         broken.setattr(ClusterDirectory, "submits", stale)
         with pytest.raises(LaunchError, match=r"have not been usable for 10 min: .*Stale file handle"):
-            standby.wait_until_alone(waiting, Queue(), OWN)
+            standby_scheduler.wait_until_alone(waiting, Queue(), OWN)
 
 
 def test_a_job_that_follows_waits_for_room_on_the_disk_as_long_as_worker_jobs_wait_for_it(
@@ -361,12 +361,12 @@ def test_a_job_that_follows_waits_for_room_on_the_disk_as_long_as_worker_jobs_wa
         disk.setattr(ClusterDirectory, "write", full)
         why = f"{waiting.path} cannot be written: No space left on device. Make room there"
         with pytest.raises(LaunchError, match=f"have not been usable for 15 min: {why}. This job ends"):
-            standby.wait_until_alone(waiting, Queue(), OWN, 900.0)
+            standby_scheduler.wait_until_alone(waiting, Queue(), OWN, 900.0)
         assert node.clock > 1900
         assert capsys.readouterr().err == f"hpcgpu: {why}. This job tries again, for 15 min at most\n"
         node.clock, node.pauses = 1000.0, 0
         node.at_pause = lambda number: disk.undo() if number == 400 else None
-        standby.wait_until_alone(waiting, Queue(), OWN, 900.0)
+        standby_scheduler.wait_until_alone(waiting, Queue(), OWN, 900.0)
     assert node.pauses == 400 and not (waiting.path / "room").exists()
 
 

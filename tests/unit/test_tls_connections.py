@@ -370,7 +370,7 @@ async def test_a_peer_that_says_nothing_is_dropped_and_the_others_are_served(our
     with dask.config.set({"distributed.comm.timeouts.connect": "3s"}):
         scheduler = await Scheduler(security=security, protocol="tls", host="127.0.0.1", dashboard=False, port=0)
     async with scheduler:
-        port, idle = scheduler.listeners[0].get_host_port()[1], sockets_of_this_process()
+        port, idle = scheduler.port, sockets_of_this_process()
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(100)]
         loris = asyncio.ensure_future(drip(port))
         async with Client(scheduler.address, security=security, asynchronous=True) as client:

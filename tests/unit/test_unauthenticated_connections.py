@@ -16,7 +16,10 @@ from typing import Any
 import dask
 import pytest
 from distributed.comm import connect, listen
+from distributed.comm.utils import get_tcp_server_address
 from distributed.security import Security
+from tornado.netutil import bind_sockets
+from tornado.tcpserver import TCPServer
 
 from hpcgpu.fabric import authenticated_tcp, tls_connections, unauthenticated_connections
 from hpcgpu.fabric.ucx_authentication import ARGUMENT
@@ -277,3 +280,56 @@ async def test_in_one_turn_few_connections_of_a_flood_are_let_in_and_one_from_el
         assert let_in == [one.getsockname() for one in (*flood[:8], member)]
         assert [one.recv(1) for one in flood[8:]] == [b""] * 12, "they are closed"
     assert "from 127.0.0.66: too many from there do not authenticate themselves" in caplog.text
+
+
+async def test_a_silent_peer_is_dropped_after_the_time_limit_by_each_listener(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    tls_connections.install()
+    authenticated_tcp.install()
+    arguments = {
+        "tls": Security.temporary().get_listen_args("scheduler"),
+        "authenticated": {ARGUMENT: bytes(32)},
+    }
+
+    async def nobody(comm: Any) -> None:
+        raise AssertionError("a connection that was not admitted was handed on")
+
+    with dask.config.set({"distributed.comm.timeouts.connect": "200ms"}):
+        for scheme, named in arguments.items():
+            listener = await listen(f"{scheme}://127.0.0.1:0", nobody, **named)
+            host, port = listener.contact_address.removeprefix(f"{scheme}://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 60) == b"", (
+                    "a listener writes before it has admitted the peer"
+                )
+            writer.close()
+            listener.stop()
+    assert "no TLS handshake within 0.2 s" in caplog.text
+    assert "it did not authenticate itself within 0.2 s" in caplog.text
+
+
+async def test_a_server_of_tornado_accepts_few_connections_in_one_turn_and_then_all() -> None:
+    kept, turns, handled = Strangers(), list[int](), list[Any]()
+
+    class Server(TCPServer):
+        async def handle_stream(self, stream: Any, address: Any) -> None:
+            if not handled:
+                asyncio.get_running_loop().call_soon(lambda: turns.append(len(handled)))
+            handled.append(stream)
+
+    server = Server()
+    server.add_sockets(kept.hold_back(bind_sockets(0, "127.0.0.1")))
+    address = get_tcp_server_address(server)
+    members = [socket.create_connection(address) for _ in range(20)]  # they wait in the kernel
+    async with asyncio.timeout(60):
+        while len(handled) < len(members):
+            await asyncio.sleep(0.01)
+    assert turns and turns[0] <= unauthenticated_connections._LET_IN, f"{turns} connections were accepted in one turn"
+    for connection in (*members, *handled):
+        connection.close()
+    server.stop()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address)

@@ -231,7 +231,7 @@ def test_a_canary_first_sees_whether_the_name_is_still_there(name: str, missing:
     assert lacks(name) == missing
 
 
-def test_the_scan_finds_what_is_known_to_be_there() -> None:
+def test_the_scan_finds_what_is_known_to_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {
         (f.module, f.name)
         for module in MODULES
@@ -245,7 +245,9 @@ def test_the_scan_finds_what_is_known_to_be_there() -> None:
         ("hpcgpu.runtime.cpu_affinity", "nvml_device_index"),
         ("hpcgpu.fabric.tls_connections", "backends"),
     } <= found
-    assert any(name == "_correct_state" for module, name in found if module.startswith("hpcgpu.cluster."))
+    monkeypatch.delitem(DOCUMENTED, "_repr_html_")
+    overridden = {one.name for one in inherited("hpcgpu.cluster.cluster_inspection")}
+    assert overridden == {"_repr_html_"}, "a class of hpcgpu overrides no private name of distributed's clusters"
 
 
 def test_each_use_has_a_canary_and_each_canary_a_use() -> None:

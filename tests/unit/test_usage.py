@@ -214,7 +214,9 @@ class Cluster:
 
         async def whole() -> None:
             usage = Usage(SimpleNamespace(workers=self.workers), CALLS)  # type: ignore[arg-type]
-            usage.keep(self.directory, JobIdentity(id="6", name="demo-scheduler", began=40.0))
+            usage.write_into(
+                self.directory, JobIdentity(id="6", name="demo-scheduler", began=40.0, ends=None, margin=None)
+            )
             await asyncio.sleep(0)
             assert usage._file is not None
             await usage._file.read()
@@ -327,7 +329,9 @@ def test_a_first_read_that_fails_is_tried_again_and_told_once(
         usage = Usage(SimpleNamespace(workers={}), CALLS)  # type: ignore[arg-type]
         with monkeypatch.context() as patch:
             patch.setattr(ClusterDirectory, "token", stale)
-            usage.keep(cluster.directory, JobIdentity(id="6", name="demo-scheduler", began=40.0))
+            usage.write_into(
+                cluster.directory, JobIdentity(id="6", name="demo-scheduler", began=40.0, ends=None, margin=None)
+            )
             await usage.write()
             await usage.write()
         assert read(cluster.directory.path).jobs.keys() == {"5"}

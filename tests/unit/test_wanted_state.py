@@ -18,6 +18,7 @@ from hpcgpu.scaling.wanted_state import (
     Detach,
     Resume,
     Scale,
+    Sent,
     Wanted,
     apply,
     from_json,
@@ -66,9 +67,14 @@ def test_a_closed_cluster_takes_no_command_but_another_close(command: Command) -
 
 
 def test_a_detached_cluster_stays_detached_whatever_is_wanted_of_its_groups() -> None:
-    wanted = after(AddGroup("default", 2), Detach(unattended=True), Scale("default", 3), Detach())
-    assert wanted.detached and wanted.unattended and wanted.sizes == {"default": 3} and wanted.generation == 4
-    assert not after(AddGroup("default", 2), Detach()).unattended
+    wanted = after(AddGroup("default", 2), Detach(manager_in_scheduler_job=True), Scale("default", 3), Detach())
+    assert (
+        wanted.detached
+        and wanted.manager_in_scheduler_job
+        and wanted.sizes == {"default": 3}
+        and wanted.generation == 4
+    )
+    assert not after(AddGroup("default", 2), Detach()).manager_in_scheduler_job
 
 
 def test_a_close_by_another_program_is_kept_when_the_manager_replaces_the_wanted_state(tmp_path: Path) -> None:
@@ -106,8 +112,16 @@ def test_what_is_wanted_is_kept_in_the_cluster_directory(tmp_path: Path) -> None
     assert directory.wanted() == wanted
 
 
-@pytest.mark.parametrize("command", [Scale("big", 3), Adapt("default", LIMITS, 5.0)])
-def test_a_command_arrives_as_it_was_sent(command: Scale | Adapt) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        Scale("big", 3),
+        Adapt("default", LIMITS, 5.0),
+        AddGroup("big", 1, {"cores": 2}, "#!/bin/bash"),
+        DeleteGroup("big"),
+    ],
+)
+def test_a_command_arrives_as_it_was_sent(command: Sent) -> None:
     assert from_json(json.loads(json.dumps(to_json(command)))) == command
 
 

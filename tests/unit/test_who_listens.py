@@ -62,9 +62,9 @@ def listens(directory: ClusterDirectory, serve: Callable[[socket.socket], None])
         server.shutdown(socket.SHUT_RDWR)
 
 
-def with_key_of(of: ClusterDirectory) -> Callable[[socket.socket], None]:
+def with_key_of(of: ClusterDirectory, *, trusts: ClusterDirectory | None = None) -> Callable[[socket.socket], None]:
     def serve(connection: socket.socket) -> None:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=of.tls / "cert.pem")
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=(trusts or of).tls / "cert.pem")
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_cert_chain(of.tls / "cert.pem", of.tls / "key.pem")
         with context.wrap_socket(connection, server_side=True) as encrypted:
@@ -98,13 +98,21 @@ def test_a_scheduler_proves_who_it_is(directory: ClusterDirectory) -> None:
     assert identify(contact, directory) is ConnectionResult.REFUSED
 
 
+def test_a_scheduler_that_refuses_the_certificate_does_not_accept_the_connection(
+    directory: ClusterDirectory, tmp_path: Path
+) -> None:
+    """Under TLS 1.3 the handshake of the other side ends without an error."""
+    with listens(directory, with_key_of(directory, trusts=cluster(tmp_path / "other"))) as contact:
+        assert identify(contact, directory) is not ConnectionResult.ACCEPTED
+
+
 async def test_another_program_at_its_port_is_no_scheduler(
     directory: ClusterDirectory, stranger: Callable[[socket.socket], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with listens(directory, stranger) as contact:
         assert identify(contact, directory) is ConnectionResult.REFUSED
         assert next_scheduler._follows(directory.path, contact.workers), "the worker job waits for the next one"
-        assert start_again._look(directory, contact.workers) is ConnectionResult.REFUSED
+        assert start_again._check_scheduler(directory, contact.workers) is ConnectionResult.REFUSED
         check_alone(directory, "2")  # the next scheduler starts
         looks = iter([True, True, False])
         monkeypatch.setattr(lost_scheduler, "restarts_scheduler", lambda *_: next(looks))

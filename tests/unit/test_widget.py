@@ -22,9 +22,9 @@ from hpcgpu.cluster import notebook
 from hpcgpu.cluster.notebook import show, show_live, widget_of
 from hpcgpu.errors import OptionError
 from hpcgpu.existing_clusters.snapshot import Snapshot
-from hpcgpu.widget.feed import Feed
 from hpcgpu.widget.replace_saved_picture import SavedPicture
 from hpcgpu.widget.snapshot_as_html import picture
+from hpcgpu.widget.snapshot_feed import Feed
 from tests.conftest import wait_until
 
 MARKUP = "<script>alert(1)</script>"
@@ -157,7 +157,7 @@ def test_outside_of_a_kernel_a_cluster_shows_a_picture_and_text(published: list[
 
 
 def test_where_no_page_says_that_somebody_looks_pictures_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcgpu.widget.feed._ALONE", -1.0)
+    monkeypatch.setattr("hpcgpu.widget.snapshot_feed._ALONE", -1.0)
     screen = Screen()
     feed = Feed(drawing.snapshot, lambda: False, screen, interval=0.01)
     feed.start()
@@ -260,7 +260,7 @@ def test_the_stop_button_of_an_ended_cluster_ends_no_later_cluster_of_its_name(m
     cluster: Any = SimpleNamespace(
         asynchronous=False,
         close=lambda: None,
-        _close=None,
+        _end=None,
         directory=directory,
         same_directory=False,
         status=Status.closed,
@@ -287,7 +287,7 @@ def test_the_stop_button_acts_while_a_cell_blocks_the_event_loop_of_an_asynchron
             directory=SimpleNamespace(closed=False),
             same_directory=True,
         )
-        cluster.close = cluster._close = lambda: sync(cluster.loop, asyncio.sleep, 0)
+        cluster.close = cluster._end = lambda: sync(cluster.loop, asyncio.sleep, 0)
         threading.Thread(target=notebook._Control(cluster).stop).start()
         return stopped.wait(150)
 

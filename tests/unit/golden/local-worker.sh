@@ -23,7 +23,7 @@ for value in PYTHONHASHSEED=6640 MALLOC_TRIM_THRESHOLD_=65536 OMP_NUM_THREADS=1 
     [ -n "${!name+set}" ] || { export "${value?}" && HPCGPU_PRESET="$HPCGPU_PRESET $name"; }
 done
 exec "$python" -P -m hpcgpu.runtime.launch worker local "$directory" \
-    --gpus 2 --nodes 1 --timeout 300 --walltime 3600 -- \
+    --gpus 2 --nodes 1 --timeout 300 --walltime 3600 --walltime-margin 600 -- \
     "$python" -m dask cuda worker --nthreads 1 \
         --resources GPU=1 \
         --dashboard-address 127.0.0.1:0 \

@@ -64,17 +64,14 @@ queue_alive() {
     attributes "$1"
 }
 
-# submit NAME KIND SCRIPT [ID that must have started before]
-submit() {
+# submit_and_record NAME KIND SCRIPT [ID that must have started before]
+submit_and_record() {
     local id answer code
-    [ -z "$stopping" ] || interrupted
     record "\"event\": \"intent\", \"name\": \"$1\", \"kind\": \"$2\", \"group\": \"default\"" || return
-    # An interrupt must not end the command half-way: what it submitted would not be known.
-    answer=$(trap '' INT TERM HUP; queue_submit "$@")
+    answer=$(queue_submit "$@")
     code=$?
     id=$(job_id_of "$answer")
     if [ -z "$id" ]; then
-        [ -z "$stopping" ] || interrupted
         if [ "$code" -eq 0 ]; then
             echo "launch.sh: $2 job $1 may be in the queue, whose answer has no id of a job: $answer" >&2
             echo "launch.sh: 'stop.sh --list' prints the jobs of this cluster, and stop.sh cancels them" >&2
@@ -83,16 +80,38 @@ submit() {
         fi
         return 1
     fi
-    record "\"event\": \"submitted\", \"name\": \"$1\", \"id\": \"$id\""
+    if ! record "\"event\": \"submitted\", \"name\": \"$1\", \"id\": \"$id\""; then
+        echo "launch.sh: $2 job $id ($1) is cancelled: its id could not be written into $journal" >&2
+        queue_cancel "$id"
+        return 1
+    fi
+    echo "$2 job $id ($1)" || : # it is submitted also if nobody can read so
+}
+
+# submit NAME KIND SCRIPT [ID that must have started before]
+# No $(command) stands in it: bash 5.2 loses an interrupt that comes as such a command ends.
+submit() {
+    local line id=
+    [ -z "$stopping" ] || interrupted
+    # An interrupt must not end the command half-way: what it submitted would not be known.
+    if ! (trap '' INT TERM HUP; submit_and_record "$@"); then
+        [ -z "$stopping" ] || interrupted
+        return 1
+    fi
+    while IFS= read -r line; do
+        case $line in
+            *"\"event\": \"submitted\", \"name\": \"$1\", \"id\": "*) id=${line#*\"id\": \"} && id=${id%%\"*} ;;
+        esac
+    done < "$journal"
     mine+=("$id")
     [ -z "$stopping" ] || interrupted
-    echo "$2 job $id ($1)"
     [ "$2" = worker ] || scheduler=$id
 }
 
 mine=()
 stopping=
 interrupted() {
+    trap '' INT TERM HUP # a second interrupt must not end the cancel
     echo "launch.sh: interrupted; what it submitted is cancelled: ${mine[*]:-nothing}" >&2
     [ "${#mine[@]}" -eq 0 ] || queue_cancel "${mine[@]}"
     exit 130
