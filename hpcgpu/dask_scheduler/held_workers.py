@@ -248,7 +248,7 @@ class Holds:
         error = ClusterError(f"{lost_words(str(lost.name), _job_of(lost))}, and this task may run there only")
         for ts in list(self.scheduler.unrunnable):
             if ts.worker_restrictions and set(ts.worker_restrictions) <= gone:
-                lost_results.fail(self.scheduler, ts, error, str(error))
+                lost_results.fail(self.scheduler, ts, error)
 
 
 def are_of_kind(requested: Mapping[str, float], resources: Mapping[str, float], gpus: int) -> bool:

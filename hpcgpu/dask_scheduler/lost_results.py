@@ -42,12 +42,12 @@ async def lose(scheduler: Scheduler, leaving: Set[WorkerState], why: str) -> Non
     error = ClusterError(f"{why}. Then client.retry(futures) computes it again")
     for ts in {ts for client in losers for ts in client.wants_what or ()}:
         if ts.state in ("waiting", "no-worker", "queued"):  # in any other state, a remaining worker computes it
-            fail(scheduler, ts, error, why)
+            fail(scheduler, ts, error)
 
 
-def fail(scheduler: Scheduler, task: TaskState, error: Exception, why: str) -> None:
+def fail(scheduler: Scheduler, task: TaskState, error: Exception) -> None:
     """Let a task that no worker has computed fail, in whatever state it is."""
-    task.exception_blame, task.exception, task.exception_text = task, pickle.dumps(error), why
+    task.exception_blame, task.exception = task, pickle.dumps(error)
     scheduler.transitions({task.key: "erred"}, f"hpcgpu-fail-{time.time()}")
 
 

@@ -105,4 +105,4 @@ class LostWorkers:
         error = KilledWorker(task=ts.key, last_worker=worker, allowed_failures=self._allowed_failures)
         count = self._suspicious[ts.key]
         logger.error("Task %s marked as failed because %d workers died while trying to run it", ts.key, count)
-        lost_results.fail(self.scheduler, ts, error, str(error))
+        lost_results.fail(self.scheduler, ts, error)

@@ -117,7 +117,6 @@ USES: tuple[Use, ...] = (
         for name in (
             "distributed.scheduler.TaskState.exception",
             "distributed.scheduler.TaskState.exception_blame",
-            "distributed.scheduler.TaskState.exception_text",
             "distributed.client.Client._handle_report.cancelled-keys",
         )
     ],
