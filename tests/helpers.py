@@ -422,8 +422,7 @@ def package_reaches_all_workers(cluster: GPUCluster, place: Path) -> None:
         for jobs in (1, 2):
             cluster.scale(jobs=jobs)
             cluster.wait_for_workers()
-            # the client's own update each two seconds, which has no workers, may be what `scheduler_info` returns
-            workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
+            workers = client.scheduler_info()["workers"]
             assert len(workers) == jobs * cluster.options.worker.workers_per_job
             calls = [client.submit(own_model.double, jobs, workers=[worker], pure=False) for worker in workers]
             for result, file in client.gather(calls):
@@ -490,7 +489,7 @@ def workers_retire_without_a_manager(
         later = submit(script)
         until(lambda: "short-0" not in names(), "the first job ends", timeout=250)
         assert kept.result() == 42, "its data moved to the job that was submitted with a longer walltime"
-        workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"].values()
+        workers = client.scheduler_info()["workers"].values()
         assert f"short-by-hand-{later}" in [worker["name"] for worker in workers]
         [first] = cluster.directory.logs.glob("short-0*")
         assert "the walltime of this job ends soon: its workers retire" in first.read_text()

@@ -20,8 +20,7 @@ Until = Callable[..., None]
 def workers(client: Client) -> dict[str, Any]:
     """What the scheduler knows of its workers, by name."""
     return {
-        about["name"]: {**about, "address": address}
-        for address, about in client.sync(client.scheduler.identity, n_workers=-1)["workers"].items()
+        about["name"]: {**about, "address": address} for address, about in client.scheduler_info()["workers"].items()
     }
 
 

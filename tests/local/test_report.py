@@ -50,13 +50,9 @@ def test_the_bill_of_a_cluster_while_it_runs_and_after_its_end(
         cluster.wait_for_workers(2)
         with Client(cluster) as client:
             client.gather(client.map(wait, [0.2] * 30, pure=False))
-            first = min(client.sync(client.scheduler.identity, n_workers=-1)["workers"])
+            first = min(client.scheduler_info()["workers"])
             data = client.submit(bytes, 1_000_000, workers=[first])
-            others = [
-                address
-                for address in client.sync(client.scheduler.identity, n_workers=-1)["workers"]
-                if address != first
-            ]
+            others = [address for address in client.scheduler_info()["workers"] if address != first]
             client.submit(len, data, workers=others).result()
 
             def all_counted() -> bool:
@@ -104,9 +100,9 @@ def test_what_a_worker_that_died_had_is_lost(queue: LocalQueue, until: Until) ->
     with LocalGPUCluster(jobs=2, name="demo", **CPU) as cluster:
         cluster.wait_for_workers(2)
         with Client(cluster) as client:
-            victim = min(client.sync(client.scheduler.identity, n_workers=-1)["workers"])
+            victim = min(client.scheduler_info()["workers"])
             pid = client.run(os.getpid, workers=[victim])[victim]
-            name = client.sync(client.scheduler.identity, n_workers=-1)["workers"][victim]["name"]
+            name = client.scheduler_info()["workers"][victim]["name"]
             data = client.submit(abs, -1, workers=[victim], allow_other_workers=True)
             data.result()
 

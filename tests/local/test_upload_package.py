@@ -77,7 +77,7 @@ def forked() -> bool:
 
 def everywhere(client: Client, own: Any) -> dict[str, Any]:
     """What a function of the package returns on each worker, called by a task with an object of the package."""
-    workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
+    workers = client.scheduler_info()["workers"]
     calls = {w: client.submit(own.twice, own.Point(4), workers=[w], pure=False) for w in workers}
     return dict(client.gather(calls))
 

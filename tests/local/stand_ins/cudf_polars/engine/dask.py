@@ -37,6 +37,8 @@ class DaskEngine:
         self.attribute = f"_cudf_polars_mp_context_{uuid.uuid4().hex}"
         addresses = list(dask_client.scheduler_info(n_workers=-1)["workers"])
         self.nranks = len(addresses)
+        if not addresses:
+            raise RuntimeError("No workers found in the Dask cluster.")
         [place] = dask_client.run(_set_up_root, workers=addresses[:1]).values()
         dask_client.run(functools.partial(_set_up, self.attribute), addresses, place)
 
