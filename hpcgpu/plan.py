@@ -21,7 +21,7 @@ from hpcgpu.display.counts_and_durations import counted, duration
 from hpcgpu.display.html_tables import paragraphs, table
 from hpcgpu.display.text_columns import columns
 from hpcgpu.errors import BatchError
-from hpcgpu.manager.notify import Callbacks
+from hpcgpu.notify import Callbacks
 from hpcgpu.options.shared_options_and_defaults import JobOptions, Options
 from hpcgpu.posix.printable import printable
 from hpcgpu.scripts import render

@@ -158,9 +158,7 @@ class ClusterInspection(Adapter):
             try:
                 await asyncio.wait_for(self._begin(), None if timeout is None else parse_timedelta(timeout))
             except TimeoutError as error:
-                raise WorkerStartTimeoutError(
-                    0, n_workers or wait_for_workers.wanted_workers(self._state), timeout
-                ) from error
+                raise WorkerStartTimeoutError(0, n_workers or self._state.registry.wanted_workers, timeout) from error
             if timeout is not None:
                 timeout = max(0.0, parse_timedelta(timeout) - (time.monotonic() - begun))
         await wait_for_workers.wait_for_workers(self._state, n_workers, timeout, quiet=self.options.cluster.quiet)

@@ -30,15 +30,15 @@ from hpcgpu.jobs.adaptive_record import AdaptiveRecord
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.manager import start_cluster
 from hpcgpu.manager.cancel_all import CLOSE_TIMEOUT
-from hpcgpu.manager.cluster_phases import Ownership
 from hpcgpu.manager.manager import Manager
-from hpcgpu.manager.notify import Callbacks
 from hpcgpu.manager.worker_groups import script_of
+from hpcgpu.notify import Callbacks
 from hpcgpu.options import values
 from hpcgpu.options.method_arguments import checked
 from hpcgpu.options.shared_options_and_defaults import DEFAULT, Options
 from hpcgpu.scaling import sizes_to_jobs
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, DeleteGroup, Scale, check_new
+from hpcgpu.state.cluster_phases import Ownership
 from hpcgpu.store import create_directory
 from hpcgpu.store.directory import ClusterDirectory
 

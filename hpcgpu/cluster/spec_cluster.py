@@ -24,15 +24,15 @@ from distributed.utils import LoopRunner, NoOpAwaitable, in_async_call, sync
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
 from hpcgpu.errors import ClusterError, Superseded
 from hpcgpu.jobs.worker_job import WorkerJob
-from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.manager import Manager
-from hpcgpu.manager.notify import Callbacks
 from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.submit_planned import wait_for_submits
+from hpcgpu.notify import Callbacks
 from hpcgpu.options.shared_options_and_defaults import Options
 from hpcgpu.plan import Planner
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.wanted_state import Command
+from hpcgpu.state.cluster_state import ClusterState
 from hpcgpu.store.directory import ClusterDirectory
 
 #: Attributes that SpecCluster assigns. The manager has their values, so the assignments have no effect.

@@ -94,6 +94,22 @@ class Registry:
         """Return all groups that have jobs or may get jobs."""
         return [*self.groups.values(), *self.deleted]
 
+    @property
+    def wanted_workers(self) -> int:
+        """How many workers there should be.
+
+        A fixed size counts all workers. Adaptive scaling counts its minimum, or the workers of the existing jobs.
+        """
+        return sum(
+            group.options.workers_per_job
+            * (
+                group.limits.maximum
+                if group.limits.fixed
+                else max(group.limits.minimum, sum(job.active for job in group.jobs))
+            )
+            for group in self.groups.values()
+        )
+
     # Jobs
 
     def add(self, job: Job) -> None:

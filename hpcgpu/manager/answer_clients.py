@@ -7,7 +7,7 @@ import time
 import weakref
 
 from hpcgpu.client import lost_scheduler
-from hpcgpu.manager.cluster_state import ClusterState
+from hpcgpu.state.cluster_state import ClusterState
 from hpcgpu.store.directory import ClusterDirectory
 
 #: Seconds until this program notices that its connection to the scheduler is broken.

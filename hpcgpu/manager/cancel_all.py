@@ -6,8 +6,8 @@ import asyncio
 
 from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.errors import BatchError
-from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.posix.threads import in_thread
+from hpcgpu.state.cluster_state import ClusterState
 
 #: Seconds that closing may take.
 CLOSE_TIMEOUT = 30.0

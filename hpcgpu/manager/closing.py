@@ -14,9 +14,9 @@ from hpcgpu.display.counts_and_durations import duration, listed
 from hpcgpu.display.progress import Progress, ending
 from hpcgpu.errors import BatchError, NameLost, Superseded
 from hpcgpu.jobs.job_phases import Ended
+from hpcgpu.jobs.program_exit import keep_at_exit
 from hpcgpu.jobs.submit_and_cancel import Ending
 from hpcgpu.manager.cancel_all import CLOSE_TIMEOUT
-from hpcgpu.manager.program_exit import keep_at_exit
 from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.scaling.decide_actions import Drain
 from hpcgpu.store import create_directory

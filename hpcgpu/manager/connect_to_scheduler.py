@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from distributed.security import Security
 
+from hpcgpu.dask_scheduler.scheduler_client import SchedulerClient, Workers
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import ClusterError
 from hpcgpu.manager.reconciler import Reconciler
-from hpcgpu.manager.scheduler_client import SchedulerClient, Workers
 from hpcgpu.manager.take_over import running_scheduler
 from hpcgpu.runtime.scheduler_connection import no_answer
 

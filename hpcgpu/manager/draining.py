@@ -12,15 +12,15 @@ from contextlib import suppress
 from typing import TypeVar
 
 from hpcgpu.batch.base import JobState
+from hpcgpu.dask_scheduler.scheduler_client import SchedulerClient
 from hpcgpu.display.counts_and_durations import counted, duration, listed
 from hpcgpu.errors import BatchError, Superseded
 from hpcgpu.jobs.job_phases import Draining, Planned
 from hpcgpu.jobs.worker_job import WorkerJob
-from hpcgpu.manager.cluster_state import ClusterState
-from hpcgpu.manager.scheduler_client import SchedulerClient
 from hpcgpu.manager.submit_planned import wait_for_submits
 from hpcgpu.scaling import budget, worker_names
 from hpcgpu.scaling.decide_actions import Drain
+from hpcgpu.state.cluster_state import ClusterState
 
 #: Seconds until the next attempt to drain a job whose data did not fit elsewhere.
 RETRY = 3.0

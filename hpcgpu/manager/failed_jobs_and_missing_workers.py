@@ -14,9 +14,9 @@ from hpcgpu.jobs.job import Job
 from hpcgpu.jobs.job_phases import Ended
 from hpcgpu.jobs.worker_group import WorkerGroup
 from hpcgpu.jobs.worker_job import WorkerJob
-from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.replace_failed_jobs import Outcome
+from hpcgpu.state.cluster_state import ClusterState
 
 #: If many jobs fail together: how many of them get a message of their own.
 _MOST_REPORTED = 3

@@ -18,31 +18,31 @@ from distributed.core import Status
 from distributed.security import Security
 
 from hpcgpu.batch.base import BatchSystem, JobState
+from hpcgpu.dask_scheduler.scheduler_client import SchedulerClient
 from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.display.job_table import JobTable
 from hpcgpu.display.progress import Progress
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import BatchError, ClusterError, Damaged, NameLost, Superseded
+from hpcgpu.jobs.program_exit import cancel_at_exit, keep_at_exit
 from hpcgpu.jobs.submit_and_cancel import Dispatcher, Ending
 from hpcgpu.manager import start_cluster
 from hpcgpu.manager.answer_clients import answer_clients
 from hpcgpu.manager.closing import Closing
-from hpcgpu.manager.cluster_phases import Kind, Ownership
-from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.connect_to_scheduler import Connector
-from hpcgpu.manager.message_log import MessageLog
-from hpcgpu.manager.notify import Callbacks, Notices
 from hpcgpu.manager.periodic_tasks import Periodic
-from hpcgpu.manager.program_exit import cancel_at_exit, keep_at_exit
 from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.restart_scheduler import SchedulerRestarts
-from hpcgpu.manager.scheduler_client import SchedulerClient
 from hpcgpu.manager.submit_planned import wait_for_submits
 from hpcgpu.manager.wait_for_workers import HoldWait, what_drains_wait_for, what_jobs_wait_for
+from hpcgpu.notify import Callbacks, Notices
 from hpcgpu.options.shared_options_and_defaults import Options, WorkerOptions
 from hpcgpu.runtime.scheduler_connection import unreachable
 from hpcgpu.scaling.wanted_state import Close, Command, Detach
 from hpcgpu.software.compare_environments import EnvironmentCheck
+from hpcgpu.state.cluster_phases import Kind, Ownership
+from hpcgpu.state.cluster_state import ClusterState
+from hpcgpu.state.message_log import MessageLog
 from hpcgpu.store import certificates_and_keys
 from hpcgpu.store.directory import ClusterDirectory
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from hpcgpu.dask_scheduler.rpc_types import ScalingRequest
+from hpcgpu.dask_scheduler.scheduler_client import SchedulerClient
 from hpcgpu.errors import HpcgpuError, NameLost, Superseded
 from hpcgpu.manager.reconciler import Reconciler
-from hpcgpu.manager.scheduler_client import SchedulerClient
 from hpcgpu.manager.worker_groups import WorkerGroups
 from hpcgpu.options.shared_options_and_defaults import Options
 from hpcgpu.posix.threads import in_thread

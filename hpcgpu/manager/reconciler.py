@@ -13,6 +13,7 @@ from math import inf
 
 from hpcgpu.batch.reasons import explain
 from hpcgpu.dask_scheduler.rpc_types import WaitingWork
+from hpcgpu.dask_scheduler.scheduler_client import Workers
 from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.errors import BatchError, ClusterError, NameLost, Superseded
 from hpcgpu.jobs.demand import demands
@@ -22,11 +23,9 @@ from hpcgpu.jobs.submit_and_cancel import Ending
 from hpcgpu.jobs.worker_group import WorkerGroup
 from hpcgpu.jobs.worker_job import WorkerJob
 from hpcgpu.manager.cancel_all import CancelAll
-from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.draining import Drainer
 from hpcgpu.manager.failed_jobs_and_missing_workers import LostJobs
 from hpcgpu.manager.restart_scheduler import SchedulerRestarts, not_restarted
-from hpcgpu.manager.scheduler_client import Workers
 from hpcgpu.manager.submit_planned import Submitter
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.posix.full_disk import cannot_be_written
@@ -37,6 +36,7 @@ from hpcgpu.scaling.replace_failed_jobs import STABLE
 from hpcgpu.scaling.scheduler_restarts import Lose, ObservedScheduler, SchedulerAction
 from hpcgpu.scaling.wanted_state import Close, Command, DeleteGroup, Detach, Resume, Scale, Wanted, WantedGroup, apply
 from hpcgpu.software.compare_environments import EnvironmentCheck, environments
+from hpcgpu.state.cluster_state import ClusterState
 from hpcgpu.store import journal
 from hpcgpu.store.removed_directory import directory_exists
 

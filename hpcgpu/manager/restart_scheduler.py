@@ -18,14 +18,13 @@ from dataclasses import replace
 from hpcgpu.batch.base import JobState
 from hpcgpu.batch.reasons import explain
 from hpcgpu.client.lost_scheduler import CANCELLED, RESTARTED
+from hpcgpu.dask_scheduler.scheduler_client import SchedulerClient
 from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import AmbiguousSubmit, BatchError, ClusterError, ClusterWarning, Superseded
 from hpcgpu.existing_clusters.query_jobs import ended_by_itself
 from hpcgpu.jobs.job_phases import Ended, Planned
 from hpcgpu.jobs.scheduler_job import SchedulerJob
-from hpcgpu.manager.cluster_state import ClusterState
-from hpcgpu.manager.scheduler_client import SchedulerClient
 from hpcgpu.scaling.scheduler_restarts import (
     CancelEnded,
     DropNext,
@@ -39,6 +38,7 @@ from hpcgpu.scaling.scheduler_restarts import (
     expected,
     why_none_follows,
 )
+from hpcgpu.state.cluster_state import ClusterState
 from hpcgpu.store.removed_directory import directory_exists
 
 #: Seconds between two checks of the next scheduler job.

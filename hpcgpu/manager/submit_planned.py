@@ -9,8 +9,8 @@ from hpcgpu.errors import AmbiguousSubmit, BatchError, ClusterError, SubmitLimit
 from hpcgpu.jobs.job_phases import Planned, Submitting
 from hpcgpu.jobs.submit_and_cancel import SUBMITS_AT_ONCE
 from hpcgpu.jobs.worker_job import WorkerJob
-from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.scaling.wanted_state import Command, Detach
+from hpcgpu.state.cluster_state import ClusterState
 
 
 async def wait_for_submits(jobs: Iterable[WorkerJob]) -> None:

@@ -23,11 +23,11 @@ from hpcgpu.jobs.job_phases import Submitting
 from hpcgpu.jobs.scheduler_job import SchedulerJob
 from hpcgpu.jobs.submit_and_cancel import Cancel
 from hpcgpu.manager.cancel_all import CLOSE_TIMEOUT
-from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.decide_actions import Drain
+from hpcgpu.state.cluster_state import ClusterState
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.journal import Submit
 from hpcgpu.store.present_scheduler import present_scheduler, unexpected_ends

@@ -20,9 +20,9 @@ from hpcgpu.jobs.job import Job
 from hpcgpu.jobs.job_phases import Draining
 from hpcgpu.jobs.worker_group import WorkerGroup
 from hpcgpu.jobs.worker_job import WorkerJob
-from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.posix.threads import in_thread
+from hpcgpu.state.cluster_state import ClusterState
 
 #: Seconds between two checks of all jobs.
 _CHECK_INTERVAL = 0.5
@@ -44,22 +44,6 @@ def what_drains_wait_for(jobs: Collection[WorkerJob]) -> str:
     return f"{names} to finish running tasks and to move data" if names else "the queue"
 
 
-def wanted_workers(state: ClusterState) -> int:
-    """Return how many workers there should be.
-
-    A fixed size counts all workers. Adaptive scaling counts its minimum, or the workers of the existing jobs.
-    """
-    return sum(
-        group.options.workers_per_job
-        * (
-            group.limits.maximum
-            if group.limits.fixed
-            else max(group.limits.minimum, sum(job.active for job in group.jobs))
-        )
-        for group in state.registry.groups.values()
-    )
-
-
 async def wait_for_workers(
     state: ClusterState, n_workers: int | None, timeout: float | str | None, *, quiet: bool
 ) -> None:
@@ -74,7 +58,7 @@ async def wait_for_workers(
             state.changed.clear()
             state.check()
             _check_usable(state, n_workers)
-            wanted = wanted_workers(state) if n_workers is None else n_workers
+            wanted = state.registry.wanted_workers if n_workers is None else n_workers
             there = len(state.known_workers)
             if (there >= wanted or state.phase.superseded) and await _ready(state) >= wanted:
                 return

@@ -13,7 +13,7 @@ from distributed.client import FutureCancelledError
 import hpcgpu
 from hpcgpu import ClusterError, LocalGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
-from hpcgpu.manager.notify import Notice
+from hpcgpu.notify import Notice
 from tests.conftest import live, told
 from tests.helpers import ADAPT, GPU, let_the_budget_end_soon, messages
 from tests.helpers import hpcgpu as command

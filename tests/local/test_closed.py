@@ -17,7 +17,7 @@ from hpcgpu import ClusterError, LocalGPUCluster, OptionError
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cluster.gpucluster import GPUCluster
 from hpcgpu.existing_clusters.stop import stop
-from hpcgpu.manager.notify import Notice
+from hpcgpu.notify import Notice
 from hpcgpu.scaling.wanted_state import Wanted
 from hpcgpu.store import saved_options
 from hpcgpu.store.directory import ClusterDirectory

@@ -21,10 +21,10 @@ from distributed.exceptions import WorkerStartTimeoutError
 
 from hpcgpu import ClusterError, LocalGPUCluster, OptionError, SlurmGPUCluster
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.dask_scheduler.scheduler_client import SchedulerClient
 from hpcgpu.errors import BatchError, ClusterExists, SubmitRefused
 from hpcgpu.existing_clusters.lookup import locate
 from hpcgpu.existing_clusters.snapshot import snapshot
-from hpcgpu.manager.scheduler_client import SchedulerClient
 from hpcgpu.orders import manager_in_scheduler_job
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.wanted_state import Adapt

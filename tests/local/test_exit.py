@@ -25,7 +25,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
-from hpcgpu.manager.program_exit import cancel_at_exit
+from hpcgpu.jobs.program_exit import cancel_at_exit
 from hpcgpu.store.directory import ClusterDirectory
 
 {before}

@@ -15,7 +15,7 @@ import pytest
 from hpcgpu import LocalGPUCluster, connect
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.manager.closing import Closing
-from hpcgpu.manager.notify import Notice
+from hpcgpu.notify import Notice
 from hpcgpu.posix.threads import in_thread
 from tests.conftest import live, told
 from tests.helpers import CPU, ON_CPUS, hpcgpu, in_queue, start_program

@@ -426,7 +426,7 @@ def test_a_cluster_whose_scheduler_is_busy_for_a_while_can_be_taken_over(
     queue: LocalQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     LocalGPUCluster(name="busy", jobs=0, **CPU).detach()
-    monkeypatch.setattr("hpcgpu.manager.scheduler_client._TIMEOUT", 0.5)
+    monkeypatch.setattr("hpcgpu.dask_scheduler.scheduler_client._TIMEOUT", 0.5)
     monkeypatch.setattr("hpcgpu.manager.connect_to_scheduler._ENVIRONMENT_TIMEOUT", 0.0)
     with hpcgpu.connect("busy", quiet=True) as client, ThreadPoolExecutor() as pool:
         busy = pool.submit(client.run_on_scheduler, time.sleep, 5)
@@ -539,7 +539,7 @@ def test_a_scheduler_that_hangs_holds_no_program_that_leaves_its_cluster(
     queue: LocalQueue, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, until: Until
 ) -> None:
     monkeypatch.setattr("hpcgpu.manager.manager._DETACH_TIMEOUT", 0.1)
-    monkeypatch.setattr("hpcgpu.manager.scheduler_client._TIMEOUT", 3600.0)
+    monkeypatch.setattr("hpcgpu.dask_scheduler.scheduler_client._TIMEOUT", 3600.0)
     cluster = LocalGPUCluster(name="hangs", jobs=2, **CPU)
     cluster.wait_for_workers(2)
     ends = tmp_path / "ends"

@@ -10,7 +10,7 @@ from pathlib import Path
 from bed import SlurmBed
 
 from hpcgpu import SlurmGPUCluster
-from hpcgpu.manager.notify import Notice
+from hpcgpu.notify import Notice
 from tests.slurm.helpers import CPU
 
 Until = Callable[..., None]

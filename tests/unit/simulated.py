@@ -13,22 +13,22 @@ from hpcgpu.batch.base import After, BatchSystem, JobState, JobStatus, OwnJob
 from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
 from hpcgpu.configuration.resolve import resolve
+from hpcgpu.dask_scheduler.scheduler_client import SchedulerClient
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, SubmitRefused
 from hpcgpu.jobs.job_registry import Registry
 from hpcgpu.jobs.scheduler_job import SchedulerJob
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.jobs.worker_job import WorkerJob
-from hpcgpu.manager.cluster_phases import Ownership
-from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.restart_scheduler import SchedulerRestarts
-from hpcgpu.manager.scheduler_client import SchedulerClient
 from hpcgpu.manager.take_over import attach
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Scale, Wanted, apply
 from hpcgpu.software.compare_environments import EnvironmentCheck
+from hpcgpu.state.cluster_phases import Ownership
+from hpcgpu.state.cluster_state import ClusterState
 from hpcgpu.store import create_directory
 from hpcgpu.store.contact import Contact
 

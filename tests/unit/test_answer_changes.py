@@ -15,9 +15,9 @@ from distributed.security import Security
 
 from hpcgpu.dask_scheduler.answer_changes import Received, Sent
 from hpcgpu.dask_scheduler.rpc_types import WorkerLoad
+from hpcgpu.dask_scheduler.scheduler_client import SchedulerClient, Workers
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
 from hpcgpu.manager.periodic_tasks import decision_interval
-from hpcgpu.manager.scheduler_client import SchedulerClient, Workers
 from hpcgpu.posix.threads import in_thread
 
 IDLE = WorkerLoad(

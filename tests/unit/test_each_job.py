@@ -14,18 +14,18 @@ import pytest
 from hpcgpu.batch.base import After, JobState, JobStatus
 from hpcgpu.batch.queue_monitor import View, observe
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, SubmitLimited, SubmitRefused, Superseded
-from hpcgpu.jobs import scheduler_job
+from hpcgpu.jobs import program_exit, scheduler_job
 from hpcgpu.jobs.job_phases import Ended
 from hpcgpu.manager import closing as closing_of_cluster
-from hpcgpu.manager import draining, program_exit
+from hpcgpu.manager import draining
 from hpcgpu.manager.closing import Closing
-from hpcgpu.manager.cluster_phases import Kind, Ownership, Phase
 from hpcgpu.manager.take_over import running_scheduler
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.walltime_margin import margin
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Close, DeleteGroup, Scale, apply
+from hpcgpu.state.cluster_phases import Kind, Ownership, Phase
 from hpcgpu.store import create_directory
 from hpcgpu.store.contact import Contact
 from tests.helpers import Clock

@@ -38,6 +38,8 @@ LAYERS = (
     "widget",
     "checks",
     "jobs",
+    "state",
+    "notify",
     "manager",
     "orders",
     "plan",

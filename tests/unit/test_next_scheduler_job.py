@@ -20,14 +20,14 @@ from hpcgpu.jobs.job_phases import Submitting
 from hpcgpu.jobs.job_registry import Registry
 from hpcgpu.jobs.scheduler_job import SchedulerJob
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
-from hpcgpu.manager.cluster_phases import Ownership
-from hpcgpu.manager.cluster_state import ClusterState
 from hpcgpu.manager.manager import Manager
 from hpcgpu.manager.take_over import attach
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.orders import manager_in_scheduler_job
 from hpcgpu.scaling.scheduler_restarts import STANDBY
 from hpcgpu.scaling.wanted_state import Detach
+from hpcgpu.state.cluster_phases import Ownership
+from hpcgpu.state.cluster_state import ClusterState
 from hpcgpu.store.contact import Contact
 from tests.unit.simulated import HOUR, Site, restarts, taken_over
 

@@ -15,7 +15,7 @@ import pytest
 
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
-from hpcgpu.manager.notify import Callbacks, Events, Notice, Notices, Notifier, Seen
+from hpcgpu.notify import Callbacks, Events, Notice, Notices, Notifier, Seen
 from hpcgpu.scaling.walltime_margin import ends_soon
 from hpcgpu.store import saved_options
 from hpcgpu.store.cluster_json import FORMAT

@@ -29,16 +29,16 @@ from hpcgpu.manager import answer_clients, draining
 from hpcgpu.manager import periodic_tasks as periodic_module
 from hpcgpu.manager import reconciler as reconciler_module
 from hpcgpu.manager.closing import Closing
-from hpcgpu.manager.cluster_phases import Kind, Ownership
 from hpcgpu.manager.periodic_tasks import Periodic
 from hpcgpu.manager.start_cluster import Starter
 from hpcgpu.manager.submit_planned import wait_for_submits
-from hpcgpu.manager.wait_for_workers import HoldWait, wait_for_workers, wanted_workers, what_drains_wait_for
+from hpcgpu.manager.wait_for_workers import HoldWait, wait_for_workers, what_drains_wait_for
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.decide_actions import Drain
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Close, DeleteGroup, Detach, Scale, WantedGroup, to_json
+from hpcgpu.state.cluster_phases import Kind, Ownership
 from hpcgpu.store import saved_options
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.journal import End
@@ -2448,9 +2448,9 @@ async def test_a_cluster_is_left_to_itself_only_when_the_queue_has_all_jobs_that
 async def test_an_adaptive_cluster_is_waited_for_with_the_jobs_that_it_has(site: Site) -> None:
     assert len(site.registry.active) == 2
     site.reconciler.order(Adapt(DEFAULT, Limits(minimum=0, maximum=8), 5.0))
-    assert wanted_workers(site.state) == 2 * site.group.options.workers_per_job
+    assert site.state.registry.wanted_workers == 2 * site.group.options.workers_per_job
     site.reconciler.order(Adapt(DEFAULT, Limits(minimum=5, maximum=8), 5.0))
-    assert wanted_workers(site.state) == 5 * site.group.options.workers_per_job, "the minimum is on its way"
+    assert site.state.registry.wanted_workers == 5 * site.group.options.workers_per_job, "the minimum is on its way"
 
 
 async def test_what_was_submitted_keeps_its_directory_though_the_queue_refused_the_rest_of_the_start(

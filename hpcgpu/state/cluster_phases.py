@@ -1,6 +1,6 @@
 """The phases of a cluster in this program, and what happens to its jobs when this program closes it.
 
-The methods of `hpcgpu.manager.cluster_state.ClusterState` move a cluster from one phase to the next; nothing else does.
+The methods of `hpcgpu.state.cluster_state.ClusterState` move a cluster from one phase to the next; nothing else does.
 """
 
 from __future__ import annotations

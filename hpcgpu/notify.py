@@ -23,13 +23,12 @@ import psutil
 from hpcgpu.batch.base import JobState
 from hpcgpu.display.counts_and_durations import counted, duration
 from hpcgpu.errors import OptionError
-from hpcgpu.manager.cluster_state import ClusterState
-from hpcgpu.manager.wait_for_workers import wanted_workers
 from hpcgpu.options.shared_options_and_defaults import DEFAULT, ClusterOptions
 from hpcgpu.options.values import notification
 from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling.walltime_margin import ends_soon
+from hpcgpu.state.cluster_state import ClusterState
 
 #: Events that occur once in the life of a cluster, also if its manager changes.
 ONCE = frozenset({"ready", "ending", "ended"})
@@ -359,7 +358,7 @@ class Notices:
     def _seen(self) -> Seen:
         state = self.state
         paused = {group.name: group.failures.paused for group in state.registry.groups.values()}
-        wanted = wanted_workers(state) if state.listening else 0
+        wanted = state.registry.wanted_workers if state.listening else 0
         seen = Seen(workers=len(state.known_workers), wanted=wanted, paused=paused)
         for job in state.scheduler.entries if state.scheduler is not None else ():
             status = job.queue_status

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from hpcgpu.batch.reasons import explain
 from hpcgpu.client.lost_scheduler import explain_loss_by_queue
+from hpcgpu.dask_scheduler.scheduler_client import SchedulerClient
 from hpcgpu.errors import ClusterError, Damaged, Superseded
 from hpcgpu.jobs.job import Job
 from hpcgpu.jobs.job_registry import Registry
+from hpcgpu.jobs.program_exit import keep_at_exit
 from hpcgpu.jobs.submit_and_cancel import Dispatcher, Ending
-from hpcgpu.manager.cluster_phases import Kind, Ownership, Phase
-from hpcgpu.manager.message_log import MessageLog
-from hpcgpu.manager.program_exit import keep_at_exit
-from hpcgpu.manager.scheduler_client import SchedulerClient
 from hpcgpu.scaling.replace_failed_jobs import ClusterFailures
 from hpcgpu.scaling.wanted_state import Wanted
+from hpcgpu.state.cluster_phases import Kind, Ownership, Phase
+from hpcgpu.state.message_log import MessageLog
 
 if TYPE_CHECKING:
     from hpcgpu.jobs.local_scheduler import InProcessScheduler
@@ -64,7 +64,7 @@ class ClusterState:
     leaving : bool
         This program completes them, and then leaves the cluster: it decides nothing new about worker jobs.
     notify : callable
-        Notifies an absent user of an event, with a message; see `hpcgpu.manager.notify.Notice`.
+        Notifies an absent user of an event, with a message; see `hpcgpu.notify.Notice`.
     """
 
     name: str

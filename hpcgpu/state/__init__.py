@@ -1,0 +1,1 @@
+"""What the manager records of its cluster: the phase, the parts that share it, and the log."""
