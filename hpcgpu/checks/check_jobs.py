@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcgpu.batch.base import BatchSystem, Outlook
-from hpcgpu.batch.queue_monitor import Monitor, View
 from hpcgpu.batch.reasons import explain, outlook
 from hpcgpu.checks.judge_job_reports import Seen, environment_lines, fabric_line, judge, polars_lines
 from hpcgpu.checks.result_lines import Line
@@ -27,6 +26,7 @@ from hpcgpu.display.progress import Progress
 from hpcgpu.errors import AmbiguousSubmit, BatchError
 from hpcgpu.existing_clusters.stop import stop, what_stays
 from hpcgpu.options.shared_options_and_defaults import Options
+from hpcgpu.polling.queue_monitor import Monitor, View
 from hpcgpu.posix import checked_files
 from hpcgpu.posix.printable import printable
 from hpcgpu.scripts import container, render

@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcgpu.batch.poll_interval import Cadence
-from hpcgpu.batch.queue_monitor import presumed_ended
 from hpcgpu.dask_scheduler.keep_manager_running import LOG
 from hpcgpu.errors import BatchError, ClusterError
 from hpcgpu.existing_clusters.lookup import batch_of
 from hpcgpu.existing_clusters.query_jobs import live_and_unknown
+from hpcgpu.polling.poll_interval import Cadence
+from hpcgpu.polling.queue_monitor import presumed_ended
 from hpcgpu.posix import checked_files
 from hpcgpu.posix.printable import printable
 from hpcgpu.store import saved_options

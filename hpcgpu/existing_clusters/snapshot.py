@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, state_named
-from hpcgpu.batch.poll_interval import POLL_INTERVAL, Cadence
-from hpcgpu.batch.queue_monitor import GRACE
 from hpcgpu.batch.reasons import DROPPED, FORGOTTEN, OWN_CANCEL, cancel_of_ours, explain
 from hpcgpu.dask_scheduler.rpc_types import GPUState, GroupState, SchedulerState
 from hpcgpu.display.job_info import JobInfo
@@ -24,6 +22,8 @@ from hpcgpu.existing_clusters.between_schedulers import NO_SCHEDULER, Restart, b
 from hpcgpu.existing_clusters.lookup import batch_of, locate, system_of
 from hpcgpu.existing_clusters.query_jobs import ended_by_itself, query_with_accounting, submitted
 from hpcgpu.existing_clusters.unsubmitted_jobs import unfinished
+from hpcgpu.polling.poll_interval import POLL_INTERVAL, Cadence
+from hpcgpu.polling.queue_monitor import GRACE
 from hpcgpu.posix.threads import run
 from hpcgpu.runtime import dashboard_access
 from hpcgpu.runtime.scheduler_connection import answer_of, unreachable
@@ -233,8 +233,8 @@ def gpu_seconds(job: JobInfo, *, now: float) -> float:
 class Observer:
     """A cluster seen from any program, again and again.
 
-    The queue is polled as often as `hpcgpu.batch.poll_interval` says for the ``poll_interval`` of the cluster, and the
-    scheduler is queried each time.
+    The queue is polled as often as `hpcgpu.polling.poll_interval` allows with the ``poll_interval`` of the cluster, and
+    the scheduler is queried each time.
 
     Parameters
     ----------

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
-from hpcgpu.batch.queue_monitor import presumed_ended
 from hpcgpu.batch.reasons import why_it_stays
 from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.errors import ClusterError
 from hpcgpu.existing_clusters.lookup import batch_of
 from hpcgpu.existing_clusters.query_jobs import check_queue, live_jobs, note_ends, submitting
+from hpcgpu.polling.queue_monitor import presumed_ended
 from hpcgpu.store.directory import ClusterDirectory
 
 #: Seconds after which `stop` cancels a remaining job again.

@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.batch.queue_monitor import View
 from hpcgpu.batch.reasons import OWN_CANCEL, cancel_of_ours, explain
 from hpcgpu.display.job_info import JobInfo
 from hpcgpu.jobs.job_phases import Active, Draining, Ended, Phase, Planned, Queued, Running, Submitting, Work
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
+from hpcgpu.polling.queue_monitor import View
 from hpcgpu.posix import checked_files
 from hpcgpu.posix.full_disk import is_full
 from hpcgpu.posix.printable import printable

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from hpcgpu.batch.queue_monitor import View
+from hpcgpu.polling.queue_monitor import View
 from hpcgpu.scaling.decide_actions import Drain
 from hpcgpu.scaling.missing_workers import Absence
 from hpcgpu.scaling.policy_data import JobLoad

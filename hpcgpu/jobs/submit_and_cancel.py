@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcgpu.batch.base import After, BatchSystem, JobState
-from hpcgpu.batch.queue_monitor import GRACE, Monitor, presumed_ended
 from hpcgpu.display.counts_and_durations import MANY, listed
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Damaged, NameLost, SubmitRefused, Superseded
 from hpcgpu.options.shared_options_and_defaults import Options, WorkerOptions
+from hpcgpu.polling.queue_monitor import GRACE, Monitor, presumed_ended
 from hpcgpu.posix.full_disk import cannot_be_written
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling.wanted_state import Wanted

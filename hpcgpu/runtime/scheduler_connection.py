@@ -17,11 +17,11 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from hpcgpu.batch.base import BatchSystem, JobStatus
-from hpcgpu.batch.poll_interval import Cadence
-from hpcgpu.batch.queue_monitor import Monitor
 from hpcgpu.batch.reasons import OWN_CANCEL, cancel_of_ours, explain
 from hpcgpu.errors import BatchError, CertificateError, LaunchError
 from hpcgpu.fabric import certificate_errors
+from hpcgpu.polling.poll_interval import Cadence
+from hpcgpu.polling.queue_monitor import Monitor
 from hpcgpu.posix.full_disk import file_error
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling.scheduler_restarts import ended_too_early
@@ -181,7 +181,7 @@ async def answer_of(
 
 
 class SchedulerWatch:
-    """The state of a cluster's scheduler job in the queue, polled at the intervals of `hpcgpu.batch.poll_interval`.
+    """The state of a cluster's scheduler job in the queue, polled at the intervals of `hpcgpu.polling.poll_interval`.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ class SchedulerWatch:
         None means that it has no id yet, or that the last poll failed.
 
         A job that is presumed to have ended is `JobState.FAILED`, with the reason: see
-        `hpcgpu.batch.queue_monitor.presumed_ended`.
+        `hpcgpu.polling.queue_monitor.presumed_ended`.
         """
         submits, contact = self.directory.submits(), self.directory.contact()
         submit = next((one for one in submits if self._job_id and one.job_id == self._job_id), None)

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob, state_named
-from hpcgpu.batch.poll_interval import Cadence
 from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.errors import BatchError, LaunchError
+from hpcgpu.polling.poll_interval import Cadence
 from hpcgpu.posix.full_disk import file_error
 from hpcgpu.runtime.scheduler_connection import (
     ConnectionResult,

@@ -17,9 +17,9 @@ from hpcgpu.batch.base import After, JobState, JobStatus, Outlook
 from hpcgpu.batch.pbs.client import PBS, parse_attributes, parse_job_id, statuses
 from hpcgpu.batch.pbs.names import pbs_name
 from hpcgpu.batch.pbs.nodes import Shortage, parse_pbsnodes
-from hpcgpu.batch.queue_monitor import Monitor
 from hpcgpu.batch.reasons import explain, outlook
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Cancelled, SubmitLimited, SubmitRefused
+from hpcgpu.polling.queue_monitor import Monitor
 from hpcgpu.runtime.before_walltime import end_of_walltime
 from hpcgpu.scaling.replace_failed_jobs import Failures, classify
 

@@ -18,10 +18,10 @@ import pytest
 from fake_slurm import Site
 
 from hpcgpu.batch.base import After, JobState
-from hpcgpu.batch.queue_monitor import Monitor
 from hpcgpu.batch.run_command import run
 from hpcgpu.batch.slurm.client import Slurm, parse_squeue
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, SubmitLimited, SubmitRefused
+from hpcgpu.polling.queue_monitor import Monitor
 from hpcgpu.runtime.before_walltime import end_of_walltime
 
 DOWN = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)\n"

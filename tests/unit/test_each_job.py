@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from hpcgpu.batch.base import After, JobState, JobStatus
-from hpcgpu.batch.queue_monitor import View, observe
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, ClusterError, SubmitLimited, SubmitRefused, Superseded
 from hpcgpu.jobs import program_exit, scheduler_job
 from hpcgpu.jobs.job_phases import Ended
@@ -21,6 +20,7 @@ from hpcgpu.manager import draining
 from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.take_over import running_scheduler
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
+from hpcgpu.polling.queue_monitor import View, observe
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.walltime_margin import margin

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from hpcgpu.batch.poll_interval import Cadence, pause
 from hpcgpu.options.shared_options_and_defaults import ClusterOptions
+from hpcgpu.polling.poll_interval import Cadence, pause
 
 
 def polls(

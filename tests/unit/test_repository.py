@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import subprocess
+import tokenize
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +15,17 @@ ROOT = Path(__file__).parents[2]
 #: Lines that a file of the package may have, and lines of code that a function may have: docstring and signature do not
 #: count.
 FILE, FUNCTION = 600, 50
+#: Lines of code that one part of the package may have.
+PART = 3000
+NO_CODE = (
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+)
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 PICTURES = (".png", ".jpg", ".jpeg", ".gif")
 
 
@@ -54,6 +67,27 @@ def test_no_file_of_the_package_is_too_long() -> None:
     paths = sorted((ROOT / "hpcgpu").rglob("*.py"))
     long = {str(path.relative_to(ROOT)) for path in paths if len(path.read_text().splitlines()) > FILE}
     assert not long, f"more than {FILE} lines: {', '.join(sorted(long))}"
+
+
+def lines_of_code(path: Path) -> int:
+    """Without blank lines, comments and docstrings."""
+    text = path.read_text()
+    lines, documentation = set[int](), set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in NO_CODE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
+            documentation.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
+    return len(lines - documentation)
+
+
+def test_no_part_of_the_package_is_too_large() -> None:
+    parts = [path for path in (ROOT / "hpcgpu").iterdir() if path.is_dir()]
+    sizes = {part.name: sum(lines_of_code(path) for path in part.rglob("*.py")) for part in parts}
+    assert sizes["manager"] > 0
+    large = {name: size for name, size in sizes.items() if size > PART}
+    assert not large, f"more than {PART} lines of code: {large}"
 
 
 def test_no_function_is_too_long() -> None:

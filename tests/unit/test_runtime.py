@@ -33,7 +33,6 @@ from hypothesis import strategies as st
 import hpcgpu
 from hpcgpu.batch.base import JobState, JobStatus, OwnJob
 from hpcgpu.batch.pbs import reasons as pbs
-from hpcgpu.batch.queue_monitor import Answer, Monitor, presumed_ended
 from hpcgpu.batch.reasons import advice, explain, outlook
 from hpcgpu.batch.slurm import reasons as slurm
 from hpcgpu.batch.slurm.client import Slurm
@@ -45,6 +44,7 @@ from hpcgpu.dask_worker import start_again
 from hpcgpu.errors import BatchUnavailable, ClusterExists, LaunchError
 from hpcgpu.fabric.protocol_and_interface import Node
 from hpcgpu.options.shared_options_and_defaults import WorkerOptions
+from hpcgpu.polling.queue_monitor import Answer, Monitor, presumed_ended
 from hpcgpu.posix import checked_files
 from hpcgpu.posix.printable import printable
 from hpcgpu.runtime import (

@@ -1,6 +1,6 @@
 """The one poller of a cluster: joins the queue's answers over time into one view of every job.
 
-`observe` decides and is pure. `Monitor.query` queries, as often as `hpcgpu.batch.poll_interval` allows. A failed poll
+`observe` decides and is pure. `Monitor.query` queries, as often as `hpcgpu.polling.poll_interval` allows. A failed poll
 is no answer and keeps the last state. A job that the queue no longer shows is looked up in the accounting;
 `presumed_ended` is the one rule for when it counts as ended.
 """
@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
-from hpcgpu.batch.poll_interval import Cadence
 from hpcgpu.batch.reasons import DROPPED
 from hpcgpu.errors import BatchError
+from hpcgpu.polling.poll_interval import Cadence
 
 #: Seconds for which a job may be missing from the queue, before it counts as ended.
 GRACE = 60.0

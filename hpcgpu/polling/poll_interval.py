@@ -26,7 +26,7 @@ Use::
             cadence.answered({job_id: status.state for job_id, status in answer.items()}, now=now, waiting=some job is
             pending)
 
-`hpcgpu.batch.queue_monitor.Monitor` does that: ``monitor.poll_if_due(now=now)``.
+`hpcgpu.polling.queue_monitor.Monitor` does that: ``monitor.poll_if_due(now=now)``.
 """
 
 from __future__ import annotations
