@@ -10,6 +10,7 @@ import logging
 import os
 import runpy
 import sys
+import types
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,8 @@ from hpcgpu.runtime import scratch, stage
 
 #: The least exit code of a process that a signal has ended.
 _SIGNALLED = 128
+#: The commands of ``python -m dask`` that jobs run, and what their distributions declare for them as entry points.
+_COMMANDS = {"cuda": ("dask_cuda.cli", "cuda"), "worker": ("distributed.cli.dask_worker", "main")}
 
 
 def run_dask(
@@ -44,7 +47,7 @@ def run_dask(
         sys.argv = [module, *arguments]
         failure: SystemExit | Exception | None = None
         try:
-            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            _run(module, arguments)
         except (SystemExit, Exception) as error:
             failure = error
     ended = failure.code if isinstance(failure, SystemExit) else None
@@ -58,6 +61,23 @@ def run_dask(
         stage.release()
         os._exit(code)
     sys.exit(code)
+
+
+def _run(module: str, arguments: list[str]) -> None:
+    """Run ``python -m MODULE ARGUMENTS``.
+
+    ``python -m dask`` would first read the entry points of all installed distributions, and import what each adds to
+    the command: a thousand steps on the shared filesystem, one after the other, while the scheduler already waits for
+    its workers.
+    """
+    if module == "dask" and arguments[0] in _COMMANDS:
+        # else each process that this one starts would import `hpcgpu.runtime.launch` as its main program
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        source, name = _COMMANDS[arguments[0]]
+        dask = importlib.import_module("dask.cli").cli
+        dask.add_command(getattr(importlib.import_module(source), name), arguments[0])
+        dask.main(arguments, prog_name="python -m dask")
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _speaks_ucx(arguments: Sequence[str]) -> bool:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import datetime
 import secrets
 import socket
+import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcgpu.errors import Damaged
 from hpcgpu.fabric import certificate_errors, ucx_authentication
 from hpcgpu.posix import checked_files
 from hpcgpu.store.directory import ClusterDirectory
@@ -72,14 +74,24 @@ def create(directory: ClusterDirectory, walltime: float | None = None, *, waits:
 def problem(directory: ClusterDirectory, *, now: float) -> str:
     """Return why the certificate cannot be used now, by this machine's clock.
 
-    Empty if it can be used, or if there is none.
-    """
-    from cryptography import x509
+    Empty if it can be used, or if there is none. Each job does this first, so Python's own module reads the
+    certificate: to import `cryptography` takes a hundred steps on the shared filesystem.
 
+    Raises
+    ------
+    Damaged
+        The file is no certificate.
+    """
     if not directory.tls.is_dir() or directory.authenticated:
         return ""
-    certificate = x509.load_pem_x509_certificate(checked_files.read(directory.tls / "cert.pem"))
-    begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+    context, path = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), directory.tls / "cert.pem"
+    text = checked_files.read(path).decode("ascii", errors="backslashreplace")
+    try:
+        context.load_verify_locations(cadata=text)
+        (certificate,) = context.get_ca_certs()
+    except (ssl.SSLError, ValueError) as error:
+        raise Damaged(f"{path} is damaged: it is not the certificate of a cluster") from error
+    begin, end = (float(ssl.cert_time_to_seconds(str(certificate[name]))) for name in ("notBefore", "notAfter"))
     return certificate_errors.problem(begin, end, now=now, host=socket.gethostname(), what=certificate_name(directory))
 
 
