@@ -31,7 +31,7 @@ from hpcgpu.cli.plan import plan
 from hpcgpu.cli.profiles import profiles
 from hpcgpu.cli.render import render
 from hpcgpu.cli.report import report
-from hpcgpu.cli.scale_and_adapt import adapt, manage, scale
+from hpcgpu.cli.scale_and_adapt import adapt, detach, manage, resume, scale
 from hpcgpu.cli.start_and_run import run, start
 from hpcgpu.cli.status import status
 from hpcgpu.cli.stop import stop
@@ -124,6 +124,8 @@ for _command in (
     dashboard,
     scale,
     adapt,
+    resume,
+    detach,
     manage,
     logs,
     report,

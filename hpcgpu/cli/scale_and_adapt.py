@@ -1,4 +1,4 @@
-"""`hpcgpu scale`, `hpcgpu adapt` and `hpcgpu manage`: the size of a cluster, and the program that keeps it."""
+"""`hpcgpu scale`, `adapt`, `resume`, `detach` and `manage`: the size of a cluster, and the program that keeps it."""
 
 from __future__ import annotations
 
@@ -68,6 +68,39 @@ def adapt(name: str, worker_group: str, **limits: Any) -> None:
     given = {key: value for key, value in limits.items() if value is not None}
     given["interactive"] = person_waits()
     echo(request(locate(name), worker_group=worker_group, **given))
+
+
+@click.command(cls=Forwarded)
+@cluster_name
+@click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
+def resume(name: str, worker_group: str) -> None:
+    """Submit jobs again after a pause because of failures. The size of the group, or the limits of its adaptive
+    scaling, stay as they are.
+
+    \b
+    Example: hpcgpu resume demo
+    """
+    from hpcgpu.existing_clusters.lookup import locate
+    from hpcgpu.orders.change_size import resume as request
+
+    request(locate(name), worker_group=worker_group)
+
+
+@click.command(cls=Forwarded)
+@cluster_name
+def detach(name: str) -> None:
+    """Let a cluster continue after the program that manages it. That program goes on as before; neither its end nor
+    its `close` ends the cluster any more.
+
+    The cluster ends by `hpcgpu stop`, by its --idle-timeout, or with its walltime.
+
+    \b
+    Example: hpcgpu detach demo
+    """
+    from hpcgpu.existing_clusters.lookup import locate
+    from hpcgpu.orders.change_size import detach as request
+
+    echo(request(locate(name)))
 
 
 @click.command(cls=Forwarded)

@@ -393,15 +393,12 @@ class Manager:
             The jobs cannot continue alone, they do not belong to this program, or the detach cannot be recorded.
         """
         state = self.state
-        if state.scheduler is not None and state.scheduler.in_process:
-            raise ClusterError("scheduler='local': the scheduler runs in this program, and ends with it")
         if not state.managed:
             raise ClusterError(
                 state.phase.not_ours or state.phase.lost or f"cluster {state.name} is {self.status.name}"
             )
         await wait_for_submits(state.registry.worker_jobs)
-        self.reconciler.order(Detach())
-        keep_at_exit(state.dispatcher)  # whatever happens to this program now, the jobs stay
+        self.reconciler.order(Detach())  # whatever happens to this program now, the jobs stay
         try:
             await self._leave(_DETACH_TIMEOUT)
         finally:

@@ -381,6 +381,7 @@ class Reconciler:
         wanted = apply(replace(state.wanted, closing=closing), command)
         if isinstance(command, Detach):
             self._record_detach(wanted)
+            state.stays()
             return
         state.wanted = wanted
         state.dispatcher.want(wanted)
@@ -403,6 +404,10 @@ class Reconciler:
     def _record_detach(self, wanted: Wanted) -> None:
         """Keep the wanted state of a detached cluster. Without the record, the jobs would end with this program."""
         state, directory = self.state, self.state.dispatcher.directory
+        if state.scheduler is not None and state.scheduler.in_process:
+            raise ClusterError(
+                "scheduler='local': the scheduler runs in the program that made the cluster, and ends with it"
+            )
         if directory_exists(directory, state.dispatcher.token) is False:  # a write into an emptied one would succeed
             raise ClusterError(
                 f"cluster {state.name} cannot be detached, because its directory {directory.path} was removed or "

@@ -1,4 +1,4 @@
-"""Change the size of a cluster that another program may manage, or its worker groups.
+"""Change a cluster that another program may manage: its size, its worker groups, and whether it outlives its program.
 
 The program that manages the cluster stays its manager, and carries out the request, even while it computes. If no
 program manages the cluster, this program manages it for a moment, or the scheduler job manages it.
@@ -23,7 +23,7 @@ from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.orders.manager_in_scheduler_job import in_scheduler_job
 from hpcgpu.orders.send_to_manager import BEGINS, done_by_manager
 from hpcgpu.scaling import sizes_to_jobs
-from hpcgpu.scaling.wanted_state import Adapt, AddGroup, DeleteGroup, Scale, Sent, check_new
+from hpcgpu.scaling.wanted_state import Adapt, AddGroup, DeleteGroup, Detach, Resume, Scale, Sent, check_new
 from hpcgpu.store import saved_options
 from hpcgpu.store.directory import ClusterDirectory
 
@@ -132,7 +132,38 @@ def delete_worker_group(directory: ClusterDirectory, *, name: str) -> None:
     _order(directory, DeleteGroup(name))
 
 
-def _order(directory: ClusterDirectory, command: Scale | AddGroup | DeleteGroup) -> None:
+def resume(directory: ClusterDirectory, *, worker_group: str = DEFAULT) -> None:
+    """Submit jobs of a worker group again after a pause because of failures; its size or its limits stay.
+
+    Raises
+    ------
+    OptionError, ClusterError
+        There is no such group, or its manager cannot be reached.
+    BatchError
+        The batch system does not answer.
+    """
+    saved_options.read(directory).worker(worker_group)
+    _order(directory, Resume(worker_group))
+
+
+def detach(directory: ClusterDirectory) -> str:
+    """Let the cluster continue when the program that manages it closes it, or ends; return a message on the result.
+
+    Raises
+    ------
+    ClusterError
+        Its scheduler runs in that program, or the detach cannot be recorded.
+    BatchError
+        The batch system does not answer.
+    """
+    managed = done_by_manager(directory, Detach())
+    if not managed:
+        _take_over_and_order(directory, Detach(), quiet=True)
+    when = f"after {directory.manager()} has ended" if managed else "without a program"
+    return f"{directory.path.name}: continues {when}. To end it, run: hpcgpu stop {directory.in_shell}"
+
+
+def _order(directory: ClusterDirectory, command: Sent) -> None:
     if not done_by_manager(directory, command):
         _take_over_and_order(directory, command, quiet=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 from hpcgpu.errors import ClusterError, OptionError
 from hpcgpu.posix.json_records import convert
@@ -114,6 +114,9 @@ class Resume:
 
     group: str
 
+    def __str__(self) -> str:
+        return f"resume(worker_group={self.group!r})"
+
 
 @dataclass(frozen=True)
 class Detach:
@@ -122,16 +125,19 @@ class Detach:
     #: Whether the scheduler job runs a manager from now on.
     manager_in_scheduler_job: bool = False
 
+    def __str__(self) -> str:
+        return "detach()"
+
 
 @dataclass(frozen=True)
 class Close:
     """End all jobs of the cluster for good."""
 
 
-Command = AddGroup | DeleteGroup | Scale | Adapt | Resume | Detach | Close
-#: The commands that a program sends to the manager of a cluster.
-Sent = AddGroup | DeleteGroup | Scale | Adapt
-_SENT: dict[str, type[Sent]] = {"addgroup": AddGroup, "deletegroup": DeleteGroup, "scale": Scale, "adapt": Adapt}
+#: The commands that a program sends to the manager of a cluster. `hpcgpu stop` needs no manager.
+Sent = AddGroup | DeleteGroup | Scale | Adapt | Resume | Detach
+Command = Sent | Close
+_SENT: dict[str, type[Sent]] = {shape.__name__.lower(): shape for shape in get_args(Sent)}
 
 
 def to_json(command: Sent) -> dict[str, Any]:

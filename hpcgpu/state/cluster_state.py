@@ -142,6 +142,11 @@ class ClusterState:
         if self.phase.owned:
             self._move(Kind.DETACHED)
 
+    def stays(self) -> None:
+        """Leave the jobs when this program closes the cluster, or ends."""
+        self.ownership.ends_jobs = self.ownership.ends_at_exit = False
+        keep_at_exit(self.dispatcher)
+
     def closes(self) -> None:
         """Any -> closing."""
         self._move(Kind.CLOSING)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import warnings
@@ -24,7 +25,7 @@ from hpcgpu.existing_clusters.snapshot import Observer
 from hpcgpu.existing_clusters.stop import stop
 from hpcgpu.orders import change_size
 from tests.conftest import live, told
-from tests.helpers import CPU, GPU, command, kill_program, printed
+from tests.helpers import CPU, FOR_EVER, GPU, command, kill_program, printed, start_program
 from tests.helpers import hpcgpu as hpcgpu_command
 
 Until = Callable[..., None]
@@ -310,3 +311,66 @@ def test_the_command_scales_a_cluster_and_leaves_it_to_its_program(queue: LocalQ
         assert done.returncode == 0 and "stays-1" in [job["name"] for job in printed("scale", done.stdout)], done.stderr
         assert cluster.managing and not cluster.directory.detached
         cluster.wait_for_workers(1)
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_a_cluster_that_another_program_detaches_continues_after_the_end_of_its_own(
+    queue: LocalQueue, end: signal.Signals
+) -> None:
+    block = f"with cluster:\n    cluster.wait_for_workers(1)\n    print('there', flush=True)\n    {FOR_EVER}"
+    program = start_program(CPU | {"name": "kept", "jobs": 1}, block)
+    try:
+        assert program.stdout is not None
+        assert [program.stdout.readline() for _ in range(2)] == ["up\n", "there\n"]
+        done = hpcgpu_command("detach", "kept")
+        assert done.returncode == 0, done.stderr
+        assert f"process {program.pid}" in done.stdout and "kept: continues after" in done.stdout
+        assert _of("kept").detached and f"process {program.pid}" in _of("kept").manager, "it stays the manager"
+    finally:
+        program.send_signal(end)  # SIGINT: the block ends, and closes the cluster. SIGTERM: the program ends in it
+        program.communicate(timeout=250)
+    assert len(live(queue)) == 2
+    client = hpcgpu.connect("kept", quiet=True)
+    assert client.submit(sum, [1, 2, 3]).result(timeout=60) == 6
+    client.close()
+    stop(locate("kept"), queue)
+
+
+def test_a_cluster_whose_program_died_has_no_lease_any_more_once_another_program_has_detached_it(
+    queue: LocalQueue,
+) -> None:
+    kill_program(CPU | {"name": "orphan", "jobs": 1})
+    done = hpcgpu_command("detach", "orphan")
+    assert done.returncode == 0, done.stderr
+    assert "orphan: continues without a program" in done.stdout and _of("orphan").detached
+    assert len(live(queue)) == 2
+    stop(locate("orphan"), queue)
+
+
+def test_a_cluster_cannot_be_detached_from_its_own_scheduler(queue: LocalQueue) -> None:
+    with LocalGPUCluster(**CPU, name="inside", jobs=0, scheduler="local") as cluster:
+        done = hpcgpu_command("detach", "inside")
+        assert done.returncode == 1 and "the scheduler runs in the program that made the cluster" in done.stderr
+        with pytest.raises(ClusterError, match="the scheduler runs in the program that made the cluster"):
+            cluster.detach()
+        assert cluster.managing and not cluster.directory.detached
+
+
+@pytest.mark.parametrize("adapts", [True, False])
+def test_another_program_ends_a_pause_and_changes_nothing_else(queue: LocalQueue, until: Until, adapts: bool) -> None:
+    with LocalGPUCluster(**CPU, name="stays", jobs=1, worker_restarts=0) as cluster:
+        if adapts:
+            cluster.adapt(minimum_jobs=1, maximum_jobs=3, idle_timeout="7m")
+        cluster.wait_for_workers(1)
+        before = cluster._state.wanted.groups["default"]
+        with told("is paused until|is not replaced until"):
+            queue.cancel([str(job.job_id) for job in cluster.workers.values()])
+            until(lambda: [group["paused"] for group in _of("stays").groups if group["paused"]], "others see the pause")
+        done = hpcgpu_command("resume", "stays")
+        assert done.returncode == 0, done.stderr
+        cluster.wait_for_workers(1)
+        after = cluster._state.wanted.groups["default"]
+        assert (after.limits, after.target_duration) == (before.limits, before.target_duration)
+        assert cluster.managing and not cluster.directory.detached
+        refused = hpcgpu_command("resume", "stays", "--worker-group", "other")
+        assert refused.returncode == 2 and "no worker group named 'other'" in refused.stderr

@@ -393,7 +393,7 @@ def test_what_cannot_be_taken_up_is_said(queue: LocalQueue, home: Path) -> None:
     with LocalGPUCluster(name="here", scheduler="local", jobs=0, **CPU) as cluster:
         with pytest.raises(ClusterError, match="its scheduler runs in the program that made it"):
             LocalGPUCluster.from_name("here")
-        with pytest.raises(ClusterError, match="the scheduler runs in this program"):
+        with pytest.raises(ClusterError, match="the scheduler runs in the program that made the cluster"):
             cluster.detach()
     with LocalGPUCluster(name="mine", jobs=0, **CPU) as cluster:
         with pytest.raises(ClusterError, match="cluster mine belongs to batch system 'local', not 'slurm'"):

@@ -119,6 +119,9 @@ def test_what_is_wanted_is_kept_in_the_cluster_directory(tmp_path: Path) -> None
         Adapt("default", LIMITS, 5.0),
         AddGroup("big", 1, {"cores": 2}, "#!/bin/bash"),
         DeleteGroup("big"),
+        Resume("big"),
+        Detach(),
+        Detach(manager_in_scheduler_job=True),
     ],
 )
 def test_a_command_arrives_as_it_was_sent(command: Sent) -> None:
