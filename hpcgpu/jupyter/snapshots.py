@@ -18,7 +18,7 @@ _FRESH = 2.0
 class _Observed:
     def __init__(self, directory: ClusterDirectory) -> None:
         self.observer = Observer(directory)
-        self.taken = float("-inf")
+        self.taken_at = float("-inf")
         self.task: asyncio.Task[dict[str, Any]] | None = None
         self.changed = False
         self._one_at_a_time = asyncio.Lock()
@@ -29,7 +29,7 @@ class _Observed:
                 self.changed = False
                 self.observer.soon()
             answer = await in_thread(lambda: self.observer.snapshot().as_json())
-            self.taken = time.monotonic()
+            self.taken_at = time.monotonic()
         return answer
 
 
@@ -48,7 +48,7 @@ class Snapshots:
             The cluster cannot be read.
         """
         one = await self._of(directory)
-        if one.task is None or (one.task.done() and time.monotonic() - one.taken > _FRESH):
+        if one.task is None or (one.task.done() and time.monotonic() - one.taken_at > _FRESH):
             one.task = asyncio.ensure_future(one.take())
         return await asyncio.shield(one.task)
 
