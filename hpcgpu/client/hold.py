@@ -291,7 +291,7 @@ class Hold:
 
     async def _wait(self, comm: Any, around: Sequence[HeldWorker]) -> list[HeldWorkerInfo]:
         """Wait until the scheduler gives the workers, beside those that the blocks around this one hold."""
-        reading = _reading(comm)
+        reading = _read_in_background(comm)
         wait: HoldWait = ReportedWait(self.client, self.resources or {})
         if (own := own_cluster(self.client)) is not None:
             wait = own.manager.hold_wait(self.n_workers, self.resources or {}, [worker.job for worker in around])
@@ -311,7 +311,7 @@ class Hold:
                         raise ClusterError(lost_words(message["lost"], message["job"]))
                     kept = message["reserved"]
                     self._free = f"{message['free']} free" + f", {kept} of them for earlier requests" * bool(kept)
-                    reading = _reading(comm)
+                    reading = _read_in_background(comm)
                 try:
                     self._why = await wait.check()
                 except ClusterError as error:
@@ -394,7 +394,7 @@ def _beside(around: Collection[HeldWorker]) -> str:
     return f", beside {len(around)} that this program holds already" if around else ""
 
 
-def _reading(comm: Any) -> asyncio.Future[Any]:
+def _read_in_background(comm: Any) -> asyncio.Future[Any]:
     """Read a message in the background; if nobody waits for it any more, an error is none."""
     reading: asyncio.Future[Any] = asyncio.ensure_future(comm.read())
     reading.add_done_callback(lambda done: done.cancelled() or done.exception())
