@@ -62,7 +62,7 @@ class Retirement:
 
     Attributes
     ----------
-    own : OwnJob
+    own_job : OwnJob
     batch : BatchSystem
     directory : ClusterDirectory
     contact : Contact
@@ -74,7 +74,7 @@ class Retirement:
         The option `walltime_margin`.
     """
 
-    own: OwnJob
+    own_job: OwnJob
     batch: BatchSystem
     directory: ClusterDirectory
     contact: Contact
@@ -88,7 +88,7 @@ class Retirement:
 
     def _watch(self) -> None:
         began = time.time()
-        end = self.own.end if self.own.end is not None else self.query()
+        end = self.own_job.end if self.own_job.end is not None else self.query()
         if end is None:
             return
         while True:
@@ -112,7 +112,7 @@ class Retirement:
 
         def query() -> None:
             with suppress(BatchError):
-                status = self.batch.poll([self.own.job_id]).get(self.own.job_id)
+                status = self.batch.poll([self.own_job.job_id]).get(self.own_job.job_id)
                 answer[0] = status.end if status is not None else None
 
         thread = threading.Thread(target=query, name="hpcgpu-walltime-query", daemon=True)
@@ -128,7 +128,7 @@ class Retirement:
         """
         time.sleep(random.random() * _SPREAD)
         try:
-            status = self.batch.poll([self.own.job_id]).get(self.own.job_id)
+            status = self.batch.poll([self.own_job.job_id]).get(self.own_job.job_id)
         except BatchError:
             return inf
         if status is None or status.state is not JobState.RUNNING:
@@ -159,7 +159,7 @@ class Retirement:
             time.sleep(pause)
             known = problem
             try:
-                status = self.batch.poll([self.own.job_id]).get(self.own.job_id)
+                status = self.batch.poll([self.own_job.job_id]).get(self.own_job.job_id)
                 if status is not None and not status.suspended:
                     return status.end
                 problem = "the queue does not know the job" if status is None else "the job is being suspended"

@@ -57,7 +57,7 @@ def worker_command(
         name = f"{name}-{own.node}"
     names = [name, *(f"{name}-{gpu}" for gpu in range(len(os.environ.get(VARIABLE, "").split(","))))]  # of dask-cuda
     retirement = Retirement(
-        own=own,
+        own_job=own,
         batch=batch,
         directory=directory,
         contact=contact,

@@ -68,7 +68,7 @@ def a_job(slurm: Slurm, **environment: str) -> Retirement:
     nowhere: Any = None
     job = slurm.own_job({"SLURM_JOB_ID": "5"} | environment)
     assert job is not None
-    return Retirement(own=job, batch=slurm, directory=nowhere, contact=nowhere, names=["w"], walltime=2 * HOUR)
+    return Retirement(own_job=job, batch=slurm, directory=nowhere, contact=nowhere, names=["w"], walltime=2 * HOUR)
 
 
 def test_a_job_that_knows_its_end_asks_the_queue_once_before_its_workers_leave(
