@@ -207,7 +207,7 @@ class Usage:
         job.began = min(filter(None, (job.began, identity["began"])), default=None)  # nodes of a job start one by one
         model = ws.extra.get(METRIC) or {}
         job.model, job.memory_total = model.get("model", ""), model.get("memory_total")
-        if self._file is not None and job is self._file.own and job.kind == "scheduler":  # both share one job
+        if self._file is not None and job is self._file.scheduler_job and job.kind == "scheduler":  # both share one job
             job.kind, job.firsts = "worker", []
         if _gpus(ws):
             names = self._names.setdefault(job.id, set())
@@ -255,14 +255,14 @@ class _File:
     Parameters
     ----------
     directory : ClusterDirectory
-    own : JobUsage or None
+    scheduler_job : JobUsage or None
         The scheduler's job.
     """
 
-    def __init__(self, directory: ClusterDirectory, own: JobUsage | None) -> None:
+    def __init__(self, directory: ClusterDirectory, scheduler_job: JobUsage | None) -> None:
         self.directory = directory
-        self.own = own
-        self.jobs: dict[str, JobUsage] = {own.id: own} if own is not None else {}
+        self.scheduler_job = scheduler_job
+        self.jobs: dict[str, JobUsage] = {scheduler_job.id: scheduler_job} if scheduler_job is not None else {}
         self._token = ""
         self._whole = True
         self._under_way = False
@@ -286,8 +286,8 @@ class _File:
 
     async def write(self, now: float, *, timeout: float | None = None) -> None:
         """Write the file, unless the last write has not finished; a failure is only reported."""
-        if self.own is not None:
-            self.own.last = now
+        if self.scheduler_job is not None:
+            self.scheduler_job.last = now
         if self._under_way:
             return
         self._under_way = True
@@ -309,7 +309,8 @@ class _File:
     def _write(self) -> None:
         if not self.directory.has_token(self._token):  # a later cluster has the name, or the directory was removed
             return
-        if self.own is not None and self.directory.has_ended(self.own.id):  # the next scheduler writes it now
+        job = self.scheduler_job
+        if job is not None and self.directory.has_ended(job.id):  # the next scheduler writes it now
             return
         jobs = self.jobs.copy()
         while len(jobs) > _MOST_JOBS:  # the oldest first
