@@ -266,7 +266,7 @@ class _NextScheduler:
     def __init__(self, client: Client) -> None:
         self.address = client.scheduler.address
         #: Set when the client has another scheduler, or none.
-        self.over = asyncio.Event()
+        self.replaced = asyncio.Event()
         self._client = client
 
     async def identity(self, **_: Any) -> dict[str, Any]:
@@ -278,7 +278,7 @@ class _NextScheduler:
         async def wait_and_send(**arguments: Any) -> Any:
             limit = arguments.get("timeout")
             async with asyncio.timeout(limit if isinstance(limit, (int, float)) else None):
-                await self.over.wait()
+                await self.replaced.wait()
             if self._client.scheduler is None:
                 raise CommClosedError(f"the client was closed before there was a scheduler for its request {request}")
             if request in _FOR_WORKERS and not arguments.get("workers"):
@@ -320,7 +320,7 @@ async def _follow(client: Client, reconnect: Callable[[Client], Awaitable[Any]])
     finally:
         if client.scheduler is waiting:
             client.scheduler = last
-        waiting.over.set()
+        waiting.replaced.set()
         if kept is not None:
             kept.end()
 

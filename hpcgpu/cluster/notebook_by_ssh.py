@@ -61,10 +61,10 @@ def widget_of(cluster: Shown) -> ClusterWidget | None:
         directory = f"{cluster.host}:{snapshot.directory}"
         return replace(snapshot, directory=directory, dashboard=cluster.dashboard_here() if snapshot.dashboard else "")
 
-    def over() -> bool:
+    def is_final() -> bool:
         return widget.feed.latest is not None and notebook.nothing_runs(widget.feed.latest)
 
-    widget = ClusterWidget(take, over, _Control(cluster), lambda: cluster.dashboard_here(token=True))
+    widget = ClusterWidget(take, is_final, _Control(cluster), lambda: cluster.dashboard_here(token=True))
     notebook.keep_picture(cluster, widget)
     return widget
 

@@ -142,9 +142,9 @@ async def relay(path: Path, keep: float) -> None:
     loop = asyncio.get_running_loop()
     last = loop.time()
     try:
-        while not streams.over.is_set() and loop.time() - last < keep:
+        while not streams.near_side_left.is_set() and loop.time() - last < keep:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(streams.over.wait(), min(keep, 60.0))
+                await asyncio.wait_for(streams.near_side_left.wait(), min(keep, 60.0))
             if there:
                 last = loop.time()
     finally:

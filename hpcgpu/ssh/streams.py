@@ -145,7 +145,7 @@ class Streams:
         self._writer: asyncio.StreamWriter | None = None
         self._tasks = set[asyncio.Task[None]]()
         #: Set when the near side has left for good.
-        self.over = asyncio.Event()
+        self.near_side_left = asyncio.Event()
         #: The time of the loop at which the last frame came.
         self.last_received = 0.0
         #: Set while there is a connection.
@@ -238,7 +238,7 @@ class Streams:
         kind, number = _HEAD.unpack_from(message)
         content = message[_HEAD.size :]
         if kind == _BYE:
-            self.over.set()
+            self.near_side_left.set()
         elif kind == _OPEN and self._opened is not None:
             stream = self._streams[number] = Stream(self, number)
             task = asyncio.ensure_future(self._serve(stream, json.loads(content)))

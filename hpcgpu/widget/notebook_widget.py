@@ -47,7 +47,7 @@ class ClusterWidget(anywidget.AnyWidget):
     ----------
     source : callable
         Takes a snapshot; called in a thread.
-    over : callable
+    is_final : callable
         Whether this program no longer follows the cluster.
     control : object
         Has a method for each request of `_REQUESTS`. A call may block, and runs in its own thread.
@@ -67,14 +67,14 @@ class ClusterWidget(anywidget.AnyWidget):
     def __init__(
         self,
         source: Callable[[], Snapshot],
-        over: Callable[[], bool],
+        is_final: Callable[[], bool],
         control: object,
         dashboard: Callable[[], str] | None = None,
     ) -> None:
         self._inbox = opened(lambda message: self._received(None, message, []))
         super().__init__(inbox=self._inbox.name if self._inbox is not None else "")
         self._dashboard = dashboard
-        self.feed = Feed(source, over, self)
+        self.feed = Feed(source, is_final, self)
         self._control = control
         self._views = 0
         #: A page sends a request a second time, by the other way, if it is unknown whether the first one has come.

@@ -36,7 +36,7 @@ class Feed:
     ----------
     source : callable
         Takes a snapshot. Only this thread calls it.
-    over : callable
+    is_final : callable
         Whether this program no longer follows the cluster.
     screen : Screen
     interval : float, default 2
@@ -44,9 +44,9 @@ class Feed:
     """
 
     def __init__(
-        self, source: Callable[[], Snapshot], over: Callable[[], bool], screen: Screen, interval: float = _INTERVAL
+        self, source: Callable[[], Snapshot], is_final: Callable[[], bool], screen: Screen, interval: float = _INTERVAL
     ) -> None:
-        self._source, self._is_final, self._screen, self._interval = source, over, screen, interval
+        self._source, self._is_final, self._screen, self._interval = source, is_final, screen, interval
         self._seen = time.monotonic()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None

@@ -112,7 +112,7 @@ async def test_streams_go_on_over_a_new_connection() -> None:
     assert received == data.upper()
     assert len(connections) > 5
     near.end_session()
-    await asyncio.wait_for(far.over.wait(), 60)
+    await asyncio.wait_for(far.near_side_left.wait(), 60)
     server.close()
     connections[-1].close()
     await using
