@@ -194,7 +194,7 @@ class FuturesToReplay:
             if not missing:
                 break
             there -= set(missing)  # another client has released them just now, or only what needs them is there
-        if forgotten := self._forgotten & {*plan.there, *plan.again}:
+        if forgotten := self._forgotten & {*plan.on_scheduler, *plan.again}:
             plan.messages.append({"op": "client-desires-keys", "keys": list(forgotten), "client": _FORGETS})
         if released:
             plan.messages.append({"op": "client-releases-keys", "keys": list(released), "client": client.id})

@@ -65,7 +65,7 @@ class Plan:
     messages : list of dict
     used : set of hashable
         The keys of the tasks that the scheduler must have already, because they are not submitted again.
-    there : list of hashable
+    on_scheduler : list of hashable
         The keys of the futures among them.
     again : list of hashable
         The keys of the futures whose tasks are submitted again.
@@ -77,7 +77,7 @@ class Plan:
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     used: set[Hashable] = field(default_factory=set)
-    there: list[Hashable] = field(default_factory=list)
+    on_scheduler: list[Hashable] = field(default_factory=list)
     again: list[Hashable] = field(default_factory=list)
     lost: dict[Hashable, str] = field(default_factory=dict)
     released: set[Hashable] = field(default_factory=set)
@@ -86,8 +86,8 @@ class Plan:
         parts = []
         if self.again:
             parts.append(f"{counted(len(self.again), 'future')} of this program submitted again")
-        if self.there:
-            parts.append(f"{counted(len(self.there), 'future')} found on the next scheduler")
+        if self.on_scheduler:
+            parts.append(f"{counted(len(self.on_scheduler), 'future')} found on the next scheduler")
         for key, why in itertools.islice(self.lost.items(), 1):
             parts.append(f"{counted(len(self.lost), 'future')} lost: {key!r}, because {why}")
         return ", ".join(parts)
@@ -103,7 +103,7 @@ def plan(held: Mapping[Hashable, Call | None], there: Collection[Hashable]) -> P
     there : collection of hashable
         The keys of the tasks that the scheduler has: of restored datasets, and of other clients.
     """
-    result, tasks = Plan(there=[key for key in held if key in there]), _Tasks(there)
+    result, tasks = Plan(on_scheduler=[key for key in held if key in there]), _Tasks(there)
     for key, call in held.items():
         if key in there:
             continue
@@ -114,7 +114,7 @@ def plan(held: Mapping[Hashable, Call | None], there: Collection[Hashable]) -> P
     outputs, needed = tasks.needed([(held[key], key) for key in result.again])
     for call in sorted(outputs, key=lambda call: call.number):
         result.messages.append(tasks.message(call, outputs[call], needed[call]))
-    result.used = tasks.used.union(result.there)
+    result.used = tasks.used.union(result.on_scheduler)
     result.released = result.used.union(*outputs.values()) - held.keys()
     return result
 
