@@ -62,14 +62,14 @@ def carry(session: str, keep: float) -> None:
         _start(path, keep)
         connection.connect(str(path))
 
-    def there() -> None:
+    def send() -> None:
         with contextlib.suppress(OSError):
             while data := os.read(0, _PIECE):
                 connection.sendall(data)
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
 
-    threading.Thread(target=there, name="hpcgpu-relay", daemon=True).start()
+    threading.Thread(target=send, name="hpcgpu-relay", daemon=True).start()
     with contextlib.suppress(OSError):
         while data := connection.recv(_PIECE):
             view = memoryview(data)
@@ -118,15 +118,15 @@ async def _run(stream: Stream, command: str) -> None:
 async def relay(path: Path, keep: float) -> None:
     """Serve a session until the near side leaves for good, or does not come back for `keep` seconds."""
     streams = Streams(_serve)
-    there = set[asyncio.StreamWriter]()
+    writers = set[asyncio.StreamWriter]()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there.add(writer)
+        writers.add(writer)
         try:
             with contextlib.suppress(ValueError):
                 await streams.run(reader, writer)
         finally:
-            there.discard(writer)
+            writers.discard(writer)
 
     previous = os.umask(0o177)
     try:
@@ -145,7 +145,7 @@ async def relay(path: Path, keep: float) -> None:
         while not streams.near_side_left.is_set() and loop.time() - last < keep:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(streams.near_side_left.wait(), min(keep, 60.0))
-            if there:
+            if writers:
                 last = loop.time()
     finally:
         server.close()

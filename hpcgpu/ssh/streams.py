@@ -101,19 +101,19 @@ class Stream:
     async def copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Carry a local connection, until both directions have ended."""
 
-        async def there() -> None:
+        async def send() -> None:
             while data := await reader.read(_PIECE):
                 await self.write(data)
             self.end()
 
-        async def back() -> None:
+        async def receive() -> None:
             while data := await self.read():
                 writer.write(data)
                 await writer.drain()
             with contextlib.suppress(OSError, RuntimeError):
                 writer.write_eof()
 
-        tasks = [asyncio.ensure_future(there()), asyncio.ensure_future(back())]
+        tasks = [asyncio.ensure_future(send()), asyncio.ensure_future(receive())]
         reason = ""
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
