@@ -39,7 +39,6 @@ class Weakness:
 
     Attributes
     ----------
-    place : Path
     why : str
         The owner and the mode of the place.
     advice : str
@@ -48,7 +47,6 @@ class Weakness:
         Whether only members of a group can do so, and only by replacing the place: `why` names the owner.
     """
 
-    place: Path
     why: str
     advice: str
     by_group: bool = False
@@ -227,14 +225,13 @@ def _weakness(place: Path, about: os.stat_result, *, above: bool, listed: bool =
                 f", or set {VARIABLE}={about.st_uid} here and in the jobs (option env) if you trust that user as "
                 "much as yourself"
             )
-        return Weakness(place, what, advice)
+        return Weakness(what, advice)
     if link or (above and about.st_mode & stat.S_ISVTX):
         return None
     if about.st_mode & stat.S_IWOTH:
-        return Weakness(place, f"{what}, so that everybody can write there", _chmod(place, about, "o-w"))
+        return Weakness(f"{what}, so that everybody can write there", _chmod(place, about, "o-w"))
     if about.st_mode & stat.S_IWGRP and not _private_group(place, about):
         return Weakness(
-            place,
             f"{what}, so that the group {_group(about.st_gid)} can write there",
             _chmod(place, about, "g-w"),
             True,
