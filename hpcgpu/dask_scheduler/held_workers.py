@@ -74,7 +74,7 @@ class Holds:
 
     Attributes
     ----------
-    leaving : dict of str to float
+    must_leave_until : dict of str to float
         The names of workers whose job must end, and the time until which that is sure: a manager that waits for the
         programs that hold such workers repeats it. Other programs get none of them, unless a program holds workers of
         the same job.
@@ -82,7 +82,7 @@ class Holds:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self.leaving = dict[str, float]()
+        self.must_leave_until = dict[str, float]()
         #: The names of the calls that run on a worker. They may be of a program that holds it no more.
         self.calls: Callable[[WorkerState], list[str]] = lambda ws: []
         self._holds: list[_Hold] = []
@@ -96,21 +96,21 @@ class Holds:
         """Whether a program waits for workers."""
         return any(not hold.members for hold in self._holds)
 
-    def held(self, ws: WorkerState) -> bool:
+    def is_held(self, ws: WorkerState) -> bool:
         """Whether a program holds a worker."""
         return ws.address in self._addresses
 
     def mark_leaving(self, names: Iterable[str]) -> list[str]:
         """Record workers whose job must end; return the names of those that a program holds."""
         wanted, now = set(names), time.monotonic()
-        self.leaving = {name: until for name, until in self.leaving.items() if until > now}
-        self.leaving |= dict.fromkeys(wanted, now + _LEAVES)
-        return [str(ws.name) for ws in self.scheduler.workers.values() if self.held(ws) and str(ws.name) in wanted]
+        self.must_leave_until = {name: until for name, until in self.must_leave_until.items() if until > now}
+        self.must_leave_until |= dict.fromkeys(wanted, now + _LEAVES)
+        return [str(ws.name) for ws in self.scheduler.workers.values() if self.is_held(ws) and str(ws.name) in wanted]
 
     def unmark_leaving(self, names: Iterable[str]) -> None:
         """Record that the jobs of these workers need not end after all."""
         for name in names:
-            self.leaving.pop(name, None)
+            self.must_leave_until.pop(name, None)
         self.assign()
 
     async def workers_of_job(self, job: str) -> int:
@@ -194,10 +194,10 @@ class Holds:
         if not self.waiting():  # this runs each second, also with thousands of workers
             return
         now = time.monotonic()
-        staying = {ws for ws in self.scheduler.running if self.leaving.get(str(ws.name), 0.0) < now}
-        waited_for = {_job_and_node(ws)[0] for ws in self.scheduler.running if self.held(ws)}
+        staying = {ws for ws in self.scheduler.running if self.must_leave_until.get(str(ws.name), 0.0) < now}
+        waited_for = {_job_and_node(ws)[0] for ws in self.scheduler.running if self.is_held(ws)}
         inner = staying | {ws for ws in self.scheduler.running if _job_and_node(ws)[0] in waited_for}
-        free, reserved = {ws for ws in self.scheduler.running if not self.held(ws)}, set[Any]()
+        free, reserved = {ws for ws in self.scheduler.running if not self.is_held(ws)}, set[Any]()
         for hold in sorted(self._holds, key=lambda hold: not hold.nested):
             if hold.members:
                 continue

@@ -117,7 +117,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._leaving_since: dict[str, float] = {}
         self._sent_workers, self._sent_loads = Sent(), Sent()
         self.holds = Holds(scheduler)
-        self.calls = Calls(scheduler, self.holds.held)
+        self.calls = Calls(scheduler, self.holds.is_held)
         self.holds.calls = self.calls.forwarded
         self.usage = Usage(scheduler, self.calls)
         self.suspended = SuspendedTime(scheduler)
@@ -266,7 +266,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             str(ws.name): WorkerLoad(
                 processing=len(ws.processing),
                 calls=self.calls.running(ws),
-                held=self.holds.held(ws),
+                held=self.holds.is_held(ws),
                 computes=self.usage.computes(ws),
                 occupancy=ws.occupancy,
                 nbytes=ws.nbytes,
@@ -350,7 +350,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             str(ws.name): WorkerRuns(
                 calls=self.calls.names(ws),
                 tasks=[str(ts.key) for ts in itertools.islice(ws.processing, _SAMPLE)],
-                held=self.holds.held(ws),
+                held=self.holds.is_held(ws),
             )
             for ws in self.scheduler.workers.values()
             if str(ws.name) in wanted

@@ -50,7 +50,7 @@ class Supply(NamedTuple):
     workers_per_job: int
     #: Jobs that exist; workers of these that a program holds; those that are free or come soon.
     jobs: int
-    held: int
+    held_workers: int
     free: int
     #: Jobs that it can have.
     maximum: int
@@ -67,7 +67,7 @@ def jobs_for_holds(holds: Iterable[HoldSize], supplies: Sequence[Supply]) -> lis
     free = [supply.free for supply in supplies]
     new = [supply.workers_per_job * max(0, supply.maximum - supply.jobs) for supply in supplies]
     # workers of each group for these programs: in jobs that exist or come in any case, and in further ones
-    planned, further = [supply.held for supply in supplies], [0] * len(supplies)
+    planned, further = [supply.held_workers for supply in supplies], [0] * len(supplies)
     for hold in holds:
         able = [i for i, supply in enumerate(supplies) if supply.serves(hold["resources"])]
         if not able:
@@ -105,7 +105,7 @@ def _supply(group: WorkerGroup, workers: Mapping[str, WorkerLoad], *, now: float
         serves=group.can_be_held,
         workers_per_job=group.options.workers_per_job,
         jobs=len(active),
-        held=held,
+        held_workers=held,
         free=free,
         maximum=group.possible_jobs(now=now),
         fixed=group.adaptive is None,

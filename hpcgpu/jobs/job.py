@@ -299,7 +299,7 @@ class Job:
         elif state is JobState.PENDING and (self.view is None or not self.view.polled):
             reason = "the queue has not reported it yet"
         elif state is JobState.RUNNING and not status.halted:
-            held = isinstance(self.phase, Draining) and self.phase.held
+            held = isinstance(self.phase, Draining) and self.phase.held_by_program
             reason = HELD if held else self.shortage(now=now) or self.idleness(now=now)
         elif cancel_of_ours(state, decided=self.dispatcher.cancelled(self.job_id) or self._cancel_confirmed):
             state, reason = JobState.CANCELLED, OWN_CANCEL

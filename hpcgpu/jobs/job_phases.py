@@ -129,7 +129,7 @@ class Draining:
         Whether this program has begun to drain it. False if an earlier manager left it in this phase.
     loses : bool
         Whether the job ends when its work has finished, even if its data does not fit elsewhere and is lost.
-    held : bool
+    held_by_program : bool
         Whether its drain waits for a program that holds its workers.
     retired : set of str
         Addresses of its workers that were requested to take no more tasks.
@@ -139,7 +139,7 @@ class Draining:
     why: Drain
     begun: bool = True
     loses: bool = False
-    held: bool = False
+    held_by_program: bool = False
     retired: set[str] = field(default_factory=set)
 
     @property

@@ -140,7 +140,7 @@ class Drainer:
             held = set(by_worker.values())
         for job in jobs:
             if isinstance(job.phase, Draining):
-                job.phase.held = job in held
+                job.phase.held_by_program = job in held
         return [job for job in jobs if job in held]
 
     def _cannot_wait(self, job: WorkerJob) -> bool:

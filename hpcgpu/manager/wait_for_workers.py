@@ -37,7 +37,7 @@ def what_jobs_wait_for(state: ClusterState, jobs: Iterable[Job]) -> str:
 
 def what_drains_wait_for(jobs: Collection[WorkerJob]) -> str:
     """Describe what these jobs, which must end, wait for."""
-    held = ", ".join(job.name for job in jobs if isinstance(job.phase, Draining) and job.phase.held)
+    held = ", ".join(job.name for job in jobs if isinstance(job.phase, Draining) and job.phase.held_by_program)
     if held:
         return f"a program that holds workers of {held}"
     names = ", ".join(job.name for job in jobs)

@@ -32,11 +32,11 @@ def is_full(path: Path) -> bool:
 
 
 def cannot_be_written(
-    place: Path | str, error: OSError, otherwise: str = "Check the directory and its filesystem"
+    path: Path | str, error: OSError, otherwise: str = "Check the directory and its filesystem"
 ) -> str:
-    """Return what a program cannot write, why, and what a user can do; `place` is empty if it is not known."""
+    """Return what a program cannot write, why, and what a user can do; `path` is empty if it is not known."""
     why = f"{error.strerror or error}. {_REMEDIES.get(error.errno or 0, otherwise)}"
-    return f"{place} cannot be written: {why}" if place else why
+    return f"{path} cannot be written: {why}" if path else why
 
 
 def file_error(error: OSError) -> str:

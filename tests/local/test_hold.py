@@ -122,7 +122,7 @@ def requests_that_wait(dask_scheduler: Any) -> int:
 
 @travels
 def workers_that_will_leave(dask_scheduler: Any) -> set[str]:
-    return set(dask_scheduler.plugins["hpcgpu"].holds.leaving)
+    return set(dask_scheduler.plugins["hpcgpu"].holds.must_leave_until)
 
 
 @travels

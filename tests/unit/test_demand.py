@@ -161,7 +161,9 @@ def test_each_kind_of_task_needs_the_workers_that_it_fills() -> None:
 
 def supply(maximum: int, *, jobs: int = 0, held: int = 0, free: int = 0, fixed: bool = False) -> Supply:
     """Return the supply of a group whose jobs have two workers each, with a GPU."""
-    return Supply(lambda kind: "CPU" not in kind, 2, jobs=jobs, held=held, free=free, maximum=maximum, fixed=fixed)
+    return Supply(
+        lambda kind: "CPU" not in kind, 2, jobs=jobs, held_workers=held, free=free, maximum=maximum, fixed=fixed
+    )
 
 
 @pytest.mark.parametrize(
