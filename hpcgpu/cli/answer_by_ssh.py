@@ -56,13 +56,13 @@ def order(name: str, config: Path) -> None:
 
     given: dict[str, Any] = json.loads(config.read_text())
     command, directory = given.pop("command"), locate(name)
-    changes: dict[str, Callable[..., str | None]] = {
+    commands: dict[str, Callable[..., str | None]] = {
         "scale": change_size.scale,
         "adapt": change_size.adapt,
         "add_worker_group": change_size.add_worker_group,
         "delete_worker_group": change_size.delete_worker_group,
     }
-    if text := changes[command](directory, **given):
+    if text := commands[command](directory, **given):
         echo(text)
 
 

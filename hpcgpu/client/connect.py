@@ -145,14 +145,14 @@ def connect(
 
 def _wait(name: str | Path, timeout: float | None, quiet: bool) -> Callable[[], Callable[[dict[str, Any]], Client]]:
     """Return a function that waits for the scheduler; it returns a function that makes a client."""
-    if (there := reached_by_ssh.host_and_name(name)) is not None:
-        host, own_name = there
+    if (elsewhere := reached_by_ssh.host_and_name(name)) is not None:
+        host, own_name = elsewhere
 
-        def reach() -> Callable[[dict[str, Any]], Client]:
-            reached = reached_by_ssh.reach(Login(host), own_name, timeout=timeout, quiet=quiet)
+        def wait_by_ssh() -> Callable[[dict[str, Any]], Client]:
+            reached = reached_by_ssh.reach_cluster(Login(host), own_name, timeout=timeout, quiet=quiet)
             return lambda arguments: _client_by_ssh(reached, arguments)
 
-        return reach
+        return wait_by_ssh
     directory = locate(name)
 
     def wait() -> Callable[[dict[str, Any]], Client]:

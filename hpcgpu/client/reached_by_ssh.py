@@ -201,7 +201,7 @@ class ReachedCluster:
         return None
 
 
-def reach(login: Login, name: str, *, timeout: float | None, quiet: bool) -> ReachedCluster:
+def reach_cluster(login: Login, name: str, *, timeout: float | None, quiet: bool) -> ReachedCluster:
     """Wait until the scheduler of a cluster of a login node answers there, and open the way to it.
 
     Raises

@@ -167,7 +167,7 @@ class ClusterBySSH:
         """Return the way to its scheduler, after a wait for it."""
         self._check_usable()
         if self._reached is None:
-            self._reached = reached_by_ssh.reach(self.login, self._named, timeout=timeout, quiet=self.quiet)
+            self._reached = reached_by_ssh.reach_cluster(self.login, self._named, timeout=timeout, quiet=self.quiet)
             threading.Thread(target=self._let_manage, name="hpcgpu-manage", daemon=True).start()
         return self._reached
 
@@ -201,19 +201,19 @@ class ClusterBySSH:
             raise ClusterError(f"cluster {self._name} waits for its scheduler: `await cluster.get_client()`")
         return self._reach(timeout)
 
-    def _do(self, work: Callable[[], _T], *, changes: bool = False) -> _T:
+    def _do(self, work: Callable[[], _T], *, changes_cluster: bool = False) -> _T:
         """Do what waits for the login node; beside the event loop of an asynchronous program, which awaits it."""
         if not self._asynchronous or not in_event_loop():
             return work()
-        return self._begin(work, changes=changes)  # type: ignore[return-value]
+        return self._begin(work, changes_cluster=changes_cluster)  # type: ignore[return-value]
 
-    def _begin(self, work: Callable[[], _T], *, changes: bool = False) -> asyncio.Future[_T]:
+    def _begin(self, work: Callable[[], _T], *, changes_cluster: bool = False) -> asyncio.Future[_T]:
         """Begin in a thread. It goes on if nobody awaits it any more: jobs that are being submitted must be known."""
-        return asyncio.shield(asyncio.ensure_future(self._later(work, changes)))
+        return asyncio.shield(asyncio.ensure_future(self._later(work, changes_cluster)))
 
-    async def _later(self, work: Callable[[], _T], changes: bool) -> _T:
+    async def _later(self, work: Callable[[], _T], changes_cluster: bool) -> _T:
         async with self._turn:  # after the changes of earlier calls
-            if changes:
+            if changes_cluster:
                 return await in_thread(work)
         return await in_thread(work)
 
@@ -258,7 +258,7 @@ class ClusterBySSH:
         if self.directory:
             return self
         try:
-            await self._begin(self._start, changes=True)
+            await self._begin(self._start, changes_cluster=True)
             if self._waits:
                 await self._begin(self._reach)
         except BaseException:
@@ -372,7 +372,7 @@ class ClusterBySSH:
 
     def _order(self, command: Mapping[str, Any]) -> None:
         self._check_usable()
-        return self._do(lambda: self._send(command), changes=True)
+        return self._do(lambda: self._send(command), changes_cluster=True)
 
     def _send(self, command: Mapping[str, Any]) -> None:
         call = self.login.call_again if command["command"] in ("scale", "adapt") else self.login.call
@@ -452,7 +452,7 @@ class ClusterBySSH:
     def detach(self) -> None:
         """Leave the cluster: its jobs continue. ``hpcgpu.connect("HOST:NAME")`` connects again."""
         self._check_usable()
-        return self._do(self._detach, changes=True)
+        return self._do(self._detach, changes_cluster=True)
 
     def _detach(self) -> None:
         self._finalizer.detach()
@@ -474,7 +474,7 @@ class ClusterBySSH:
     async def _close_later(self, *, jobs: bool) -> None:
         for client in list(self._clients):
             await client.close()
-        await self._begin(lambda: self._end(jobs=jobs) if not self._closed else None, changes=True)
+        await self._begin(lambda: self._end(jobs=jobs) if not self._closed else None, changes_cluster=True)
 
     def _end(self, *, jobs: bool) -> None:
         if not self.directory:  # it was not started
