@@ -159,7 +159,7 @@ class JobStatus:
 
     @property
     def halted(self) -> bool:
-        """Whether the queue knows why the running job may do nothing."""
+        """Whether the queue reports why the running job may do nothing."""
         return self.suspended or (self.out_of_reach and self.state is JobState.RUNNING)
 
 

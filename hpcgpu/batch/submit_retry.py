@@ -118,7 +118,7 @@ class SubmitRetry(BatchSystem):
             if uncertain:
                 try:
                     found = self.find(job_name, attempts=1)  # this loop repeats it
-                except BatchError as error:  # an odd answer, too, does not say that the job is not there
+                except BatchError as error:  # an odd answer, too, does not prove that the job is not there
                     problem = str(error)
                     continue
                 if found:

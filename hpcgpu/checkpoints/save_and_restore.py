@@ -270,7 +270,7 @@ async def _restore(client: Client, directory: Path, resources: Mapping[str, floa
                 await _raise_if_cancelled(futures)
             except Exception as error:
                 problems.append(f"{folder} cannot be restored: {_why(error)}{await disk(_other_software, folder)}")
-                if not _damaged(error):  # nothing says that an older version is what the user wants
+                if not _damaged(error):  # nothing shows that an older version is what the user wants
                     raise CheckpointError(". ".join(problems)) from error
                 continue
             if problems:

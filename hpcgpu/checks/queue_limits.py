@@ -30,7 +30,7 @@ class Finding:
     option : str
     grade : {"ok", "failure", "not checked"}
     profile : str
-        What the profile says.
+        What the profile has.
     machine : str
         What this machine reports, or why the option was not checked.
     advice : str

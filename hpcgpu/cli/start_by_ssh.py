@@ -49,12 +49,12 @@ def start_by_ssh(host: str, arguments: list[str]) -> None:
 
 
 def _start(login: Login, words: list[str], config: dict[str, Any] | None, *, wait: bool) -> StartedJSON:
-    """Start the cluster; return what the login node says of it."""
+    """Start the cluster; return what the login node reports of it."""
     try:
         # by the token it is the same start if the connection breaks, and the command runs again
         words = ["start", "--token", secrets.token_hex(16), _NO_WAIT, _JSON, *words]
         answer = login.call_again(words, config=config, interactive=person_waits())
-    except KeyboardInterrupt:  # the far side has cancelled the jobs, and said so
+    except KeyboardInterrupt:  # the far side has cancelled the jobs, and reported it
         sys.exit(130)
     started: StartedJSON = json.loads(answer.output)
     started["jobs"] = jobs_of(started["jobs"])

@@ -60,7 +60,7 @@ class DashboardEndpoint:
 
 
 def endpoint(directory: ClusterDirectory, contact: Contact | None = None) -> DashboardEndpoint:
-    """Return where the dashboard of a cluster listens, as a contact says; by default that of its directory.
+    """Return where the dashboard of a cluster listens, as a contact records; by default that of its directory.
 
     Raises
     ------

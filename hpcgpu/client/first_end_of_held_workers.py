@@ -61,7 +61,7 @@ def _known_end(own: Mapping[str, Any], job: JobInfo | None, *, answered: bool) -
 def words(
     named: Mapping[str, Mapping[str, Any]], ends: Mapping[str, float | None], scheduler: str, *, now: float
 ) -> str:
-    """Return which job ends first, and which ends are not known; empty if there is nothing to say.
+    """Return which job ends first, and which ends are not known; empty if there is nothing to report.
 
     The workers of a job are a set until it drains. When the scheduler ends, no worker is held any more, also if
     another scheduler follows.

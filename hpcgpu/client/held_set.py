@@ -237,7 +237,7 @@ class HeldWorkers(Sequence[HeldWorker]):
         raise error
 
     def _notes(self, first: str, errors: Collection[str], others: Collection[str]) -> Iterable[str]:
-        """Say where a call has failed, and where it still runs; by the addresses of the workers."""
+        """Report where a call has failed, and where it still runs; by the addresses of the workers."""
         for held in self:
             if held.address == first:
                 yield _raised_on(held)

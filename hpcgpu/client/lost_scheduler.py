@@ -1,4 +1,4 @@
-"""Says that the scheduler of a cluster is lost, and why: in one sentence, also to a client that waits for results.
+"""Reports that the scheduler of a cluster is lost, and why: in one sentence, also to a client that waits for results.
 
 A Dask client has no access to a queue. It reports "Client lost the connection", or waits for half a minute and reports
 that its futures were cancelled, "reason: unknown".
@@ -45,7 +45,7 @@ RESTARTED = (
     "datasets that were saved; all other results and the plugins are lost. A block of `replay` submits its futures "
     "again; without it, run your work again"
 )
-#: What is said in its place if no scheduler has followed.
+#: What is reported in its place if no scheduler has followed.
 NOT_RESTARTED = ", and no other one has followed, so start a new cluster"
 #: What follows if it is not.
 CANCELLED = ", and its worker jobs are cancelled"
@@ -73,7 +73,7 @@ followed: dict[str, Path] = {}
 
 
 def loss(cluster: str, job: str, consequence: str = "") -> str:
-    """Return the sentence that the scheduler of a cluster is lost; `job` says how its job ended."""
+    """Return the sentence that the scheduler of a cluster is lost; `job` describes how its job ended."""
     return f"the scheduler of cluster {cluster} is gone{consequence}: {job}"
 
 
@@ -84,7 +84,7 @@ def no_answer(cluster: str, status: JobStatus) -> str:
 
 
 def _what(reason: str) -> str:
-    """Return in short what a reason says of the scheduler: that its job has ended, or only that it does not answer."""
+    """Return in short what a reason reports of the scheduler: its job has ended, or only that it does not answer."""
     return _SILENT if re.match(r"the scheduler of cluster \S+ does not answer:", reason) else _GONE
 
 
@@ -146,7 +146,7 @@ def explain_loss_by_queue(contact: Contact, directory: ClusterDirectory) -> None
     """Let clients of this program query the queue why the scheduler of a cluster is gone."""
     address = contact.client
     explain_loss(address, lambda: end_in_queue(directory, contact.job_id))
-    if address not in _successors:  # the manager of the cluster, if it is in this program, knows it sooner
+    if address not in _successors:  # the manager of the cluster, if it is in this program, has it sooner
         follow(address, lambda: next_contact(directory, address, contact.job_id))
 
 
@@ -352,7 +352,7 @@ async def _connects(client: Client, *, timeout: float = _CONNECT) -> bool:
 
 
 async def _submit_again(client: Client, kept: FuturesToReplay, ended: str) -> None:
-    """Submit what a client holds to the next scheduler, and say what that is."""
+    """Submit what a client holds to the next scheduler, and report what that is."""
     try:
         plan = await kept.submit_again()
     except OSError:  # the next scheduler has ended, too: the client notices that

@@ -37,7 +37,7 @@ class Questions:
         HostError
             The login node does not answer.
         ClusterError
-            What it says.
+            Its answer.
         """
         return from_printed(json.dumps(self._ask("snapshot")).encode(), f"the answer of {self._login.host}")
 

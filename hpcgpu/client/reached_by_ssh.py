@@ -34,7 +34,7 @@ TIMEOUT = 900
 
 @dataclass(frozen=True, kw_only=True)
 class ReachedScheduler:
-    """What a login node says of a scheduler.
+    """What a login node reports of a scheduler.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class ReachedScheduler:
 
 @dataclass(frozen=True, kw_only=True)
 class NextScheduler:
-    """What a login node says of a scheduler that may have ended.
+    """What a login node reports of a scheduler that may have ended.
 
     Attributes
     ----------
@@ -188,7 +188,7 @@ class ReachedCluster:
         return self.address if found is not None and (found.lives or found.scheduler is not None) else ""
 
     async def _following(self, *more: str) -> NextScheduler | None:
-        """Return what the login node says, as soon as it can be reached; None if it cannot."""
+        """Return what the login node answers, as soon as it can be reached; None if it cannot."""
         arguments = ("contact", "--after", self.scheduler.contact.job_id, *more, "--", self.name)
         for _ in range(_ATTEMPTS):
             try:

@@ -41,7 +41,7 @@ class ReportedWait:
 
 
 def why_not_more(manager: ManagerState, resources: Mapping[str, float]) -> str:
-    """Return what the manager says about the size of each worker group that has workers of a kind.
+    """Return what the manager reports about the size of each worker group that has workers of a kind.
 
     Empty if the cluster never had a manager.
     """

@@ -172,7 +172,7 @@ class ClusterBySSH:
         return self._reached
 
     def _let_manage(self) -> None:
-        """Let a process of the login node manage the cluster if compute nodes cannot submit jobs, and say so."""
+        """Let a process of the login node manage the cluster if compute nodes cannot submit jobs, and report it."""
         while not self._closed:
             try:
                 if text := self.questions.manage():
@@ -533,7 +533,7 @@ def _close(clients: weakref.WeakSet[Client]) -> None:
 
 
 def _stop(login: Login, directory: str) -> None:
-    """End the jobs of a cluster; if that is not certain, say what to do."""
+    """End the jobs of a cluster; if that is not certain, report what to do."""
     try:
         login.call_again(["stop", "--", directory.replace("$", "$$")], show_errors=False)
     except (HostError, KeyboardInterrupt) as error:

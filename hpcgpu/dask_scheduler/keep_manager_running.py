@@ -54,7 +54,7 @@ class ManagerProcess:
     job_id : str
         The scheduler job.
     lease : ManagerLease
-        Knows the managers that send heartbeats.
+        Records the managers that send heartbeats.
     """
 
     def __init__(self, directory: ClusterDirectory, job_id: str, lease: ManagerLease) -> None:
@@ -76,7 +76,7 @@ class ManagerProcess:
         return self._problem if self._lease.manager == self._manager_then else ""
 
     def begin(self) -> None:
-        """Start the process when no other program manages the cluster; `problem` says why if this is impossible."""
+        """Start the process when no other program manages the cluster; `problem` is why if that is impossible."""
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep_running())
 

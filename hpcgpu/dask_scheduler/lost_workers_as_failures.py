@@ -25,7 +25,7 @@ logger = logging.getLogger("distributed.hpcgpu")
 #: Seconds for which the loss of a worker may still count against its tasks.
 CHARGEABLE = 600.0
 #: Seconds without a heartbeat after which a worker whose job has ended is removed.
-#: The queue may say so while the job's processes still run.
+#: The queue may report it while the job's processes still run.
 _SILENT_WORKER = 30.0
 
 

@@ -92,7 +92,7 @@ class Changes(TypedDict):
 
     #: The version of this answer.
     version: str
-    #: Whether this contains all present values, because the scheduler does not know the earlier answer.
+    #: Whether this contains all present values, because the scheduler does not have the earlier answer.
     whole: bool
     #: The values that are new or changed, and the keys that are gone.
     changed: dict[str, Any]

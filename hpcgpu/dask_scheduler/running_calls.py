@@ -49,11 +49,11 @@ class Calls:
         self.silent = PeriodicCallback(self.query_silent_workers, _SILENT * 1000)
 
     def running(self, ws: WorkerState) -> int:
-        """Return how many calls a worker runs, as far as the scheduler knows."""
+        """Return how many calls a worker runs, as far as the scheduler has a record."""
         return len(self.names(ws)) + self._held(ws)
 
     def names(self, ws: WorkerState) -> list[str]:
-        """Return the names of the calls that a worker runs; a name is empty if only the worker knows it."""
+        """Return the names of the calls that a worker runs; a name is empty if only the worker has it."""
         known = self._forwarded.get(ws.address, [])
         return known + [""] * (int(ws.metrics.get(METRIC) or 0) - len(known))
 

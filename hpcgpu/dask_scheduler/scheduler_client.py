@@ -226,7 +226,7 @@ class SchedulerClient:
         await asyncio.wait_for(self.rpc.hpcgpu_resume(names=list(names)), _TIMEOUT)
 
     async def lose(self, names: Iterable[str], why: str) -> None:
-        """Remove workers, and let clients know why the results that only these had are lost."""
+        """Remove workers, and report to clients why the results that only these had are lost."""
         await asyncio.wait_for(self.rpc.hpcgpu_lose(names=list(names), why=why), _TIMEOUT)
 
     async def refuse_tasks(self, names: Iterable[str]) -> None:

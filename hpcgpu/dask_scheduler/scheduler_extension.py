@@ -53,7 +53,7 @@ _SAMPLE = 2000
 _SAMPLE_HELD = 20_000
 #: Seconds between two checks of tasks that wait for resources of their worker.
 _MOVES = 0.2
-#: Seconds after which a worker surely knows that it retires: a later heartbeat reports the tasks that it will finish.
+#: Seconds after which a worker surely has its retirement: a later heartbeat reports the tasks that it will finish.
 _NOTICED = 2.0
 #: Seconds between two checks for workers whose job has ended.
 _REMOVALS = 5.0

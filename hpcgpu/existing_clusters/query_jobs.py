@@ -194,7 +194,7 @@ def unended(directory: ClusterDirectory, batch: BatchSystem) -> list[str]:
 
 
 def unknown_jobs(directory: ClusterDirectory, jobs: list[str]) -> str:
-    """Return what messages say about jobs that the queue does not know."""
+    """Return what messages report about jobs that the queue does not know."""
     return (
         f"the queue of this machine does not know its jobs {listed(jobs, ', ')}. They may be in the queue of another "
         f"machine. If they have ended, run: hpcgpu stop {directory.in_shell}"

@@ -392,7 +392,7 @@ class Observer:
 
 
 def _waits_for_scheduler(job: JobInfo, restart: Restart) -> JobInfo:
-    """Say of a worker job whose workers have ended with their scheduler why it has none."""
+    """Report of a worker job whose workers have ended with their scheduler why it has none."""
     had = job.started is not None and restart.since is not None and job.started < restart.since
     runs = job.kind == "worker" and job.state == JobState.RUNNING.value and not job.reason
     return replace(job, reason=NO_SCHEDULER) if runs and had else job

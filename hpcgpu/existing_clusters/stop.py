@@ -80,7 +80,7 @@ def stop_all(directory: ClusterDirectory) -> None:
 
 
 def what_stays(left: list[JobStatus], again: str) -> str:
-    """Return what messages say about the jobs that `stop` leaves; `again` is how to stop them again."""
+    """Return what messages report about the jobs that `stop` leaves; `again` is how to stop them again."""
     ids = listed([job.job_id for job in left if not why_it_stays(job)], ", ")
     others = f"still in the queue: {ids}. {again}. If they stay, cancel them with the batch system's own command"
     return "\n".join([*filter(None, map(why_it_stays, left)), *([others] if ids else [])])

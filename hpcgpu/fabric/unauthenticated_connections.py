@@ -168,7 +168,7 @@ class Strangers:
 class _LimitedAcceptor(socket.socket):
     """A listening socket that lets in only few connections in one turn of the event loop.
 
-    After a few connections, `accept` says that no more wait, until the next turn.
+    After a few connections, `accept` reports that no more wait, until the next turn.
     """
 
     def __init__(self, listening: socket.socket, strangers: Strangers) -> None:

@@ -83,7 +83,7 @@ class Queued:
     retry_at : float
         Epoch seconds before which it is not drained again.
     presumed_ended : bool
-        An earlier manager submitted it, and the queue does not know it: most likely it has ended.
+        An earlier manager submitted it, and the queue does not show it: most likely it has ended.
     wait_known : bool
         Whether its group cannot learn from its wait: it ran before, or it started before this program saw it.
     """

@@ -353,8 +353,8 @@ class Dispatcher:
         -------
         Submit or None
             What is new; None if it is not known yet whether the queue has the job. Without an id, the job counts as
-            never submitted. The journal then says that it is not wanted: a later manager ends it if it appears. If it
-            appears while this program manages the cluster, it is a job like any other.
+            never submitted. The journal then records that it is not wanted: a later manager ends it if it appears.
+            If it appears while this program manages the cluster, it is a job like any other.
 
         Raises
         ------

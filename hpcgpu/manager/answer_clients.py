@@ -37,8 +37,8 @@ async def _why_lost(
 ) -> str:
     """Wait until it is known why a scheduler is lost, and return that.
 
-    Empty if the scheduler lived until this program closed the cluster. If the queue reports no end in time, it may know
-    why the scheduler job does nothing. If this program has left the cluster, the queue and the journal answer.
+    Empty if the scheduler lived until this program closed the cluster. If the queue reports no end in time, it may
+    report why the scheduler job does nothing. If this program has left the cluster, the queue and the journal answer.
     """
     began = time.monotonic()
     while (state := of()) is not None and not (state.phase.closing or state.phase.left):

@@ -46,7 +46,7 @@ from hpcgpu.state.message_log import MessageLog
 from hpcgpu.store import certificates_and_keys
 from hpcgpu.store.directory import ClusterDirectory
 
-#: Seconds for the queue's answer to a program that wants to know when its jobs end.
+#: Seconds for the queue's answer to a program that asks when its jobs end.
 _ANSWERED = 5.0
 #: Seconds for drains when this program leaves its cluster: by `detach`; by `close`, which may run at exit.
 _DETACH_TIMEOUT, _LEAVE_TIMEOUT = 30.0, 5.0
@@ -223,7 +223,7 @@ class Manager:
         return False
 
     def _runs_as_answered(self, job_ids: Collection[str]) -> bool:
-        """Whether the queue has said within the last `poll_interval` that these jobs run."""
+        """Whether the queue has reported within the last `poll_interval` that these jobs run."""
         monitor = self.state.dispatcher.monitor
         views = [monitor.views.get(job_id) for job_id in job_ids]
         young = monitor.answered_at is not None and self.state.now - monitor.answered_at < monitor.cadence.poll_interval

@@ -109,7 +109,7 @@ class HoldWait:
         """
         state = self._state
         _check_usable(state, self._n_workers)
-        if not state.managed:  # only its manager knows how many workers it will have
+        if not state.managed:  # only its manager decides how many workers it will have
             return ""
         jobs = {job.name: job for job in state.registry.worker_jobs}
         there = sum(name not in jobs or self._can_serve(jobs[name].group) for name in self._beside)

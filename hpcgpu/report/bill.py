@@ -175,11 +175,11 @@ def bill(  # noqa: PLR0913  # what is known of one job, from four places
     Parameters
     ----------
     submit : Submit
-        What the journal says.
+        What the journal records.
     used : JobUsage or None
         What the scheduler kept.
     status : JobStatus or None
-        What the queue or the accounting says; None if neither knows it.
+        What the queue or the accounting reports; None if neither has it.
     gpus : int or None
         GPUs that it requested; None if that is not known.
     now : float

@@ -119,7 +119,7 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
                 variables_of_this_process.set_missing(
                     os.environ, {"DASK_DISTRIBUTED_UCXX__RMM__POOL_SIZE": _SCHEDULER_POOL}
                 )
-    if arguments.gpus:  # dask-cuda sets it on the workers, whatever their environment says (`dask_cuda.plugins`)
+    if arguments.gpus:  # dask-cuda sets it on the workers, whatever their environment has (`dask_cuda.plugins`)
         os.environ["CUDF_SPILL"] = "on" if arguments.cudf_spill else "off"
     stream = directory.stream
     workers = "ucx" if chosen.protocol == "ucx" else stream

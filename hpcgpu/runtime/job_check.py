@@ -178,7 +178,7 @@ def _collectives(arguments: argparse.Namespace, node: protocol_and_interface.Nod
     )
     try:
         interface = complete_dask_commands.agreed_interface(contact, arguments.protocol, arguments.interface, node)
-    except LaunchError:  # another line of the check says why
+    except LaunchError:  # another line of the check has the reason
         return ""
     host = complete_dask_commands.host_for_workers(contact)
     return collectives_interface.effective(os.environ, interface, host)

@@ -82,7 +82,7 @@ def reap_earlier_workers() -> None:
 def notice_signals(wait_for_signals: Wait) -> Wait:
     """Notice each SIGTERM that ends the workers of this process: a person, or the queue, wants the job to end.
 
-    Dask may get it while the workers end with their scheduler, and does not say so.
+    Dask may get it while the workers end with their scheduler, and does not report it.
     """
 
     async def notices() -> int:

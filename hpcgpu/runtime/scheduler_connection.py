@@ -102,7 +102,7 @@ def identify(contact: Contact, directory: ClusterDirectory) -> ConnectionResult:
 
 
 def proves_life(found: ConnectionResult, contact: Contact) -> bool:
-    """Whether the scheduler of a contact certainly lives, whatever the queue and the journal say: TLS proves it."""
+    """Whether the scheduler of a contact certainly lives, whatever the queue and the journal report: TLS proves it."""
     return found is ConnectionResult.ACCEPTED and contact.client.startswith("tls://")
 
 
@@ -326,7 +326,7 @@ def _silence(contact: Contact | None, directory: ClusterDirectory) -> str:
 
 
 def check_wanted(own: Submit) -> None:
-    """Raise `LaunchError` if this scheduler job is not to run the scheduler any more, as the journal says."""
+    """Raise `LaunchError` if this scheduler job is not to run the scheduler any more, as the journal records."""
     if own.ended:
         raise LaunchError("this scheduler job had ended, and another one may have replaced it: it ends")
     if own.unwanted:

@@ -67,9 +67,9 @@ _KNOWN = (
         "Correct it until `ssh {shell}` logs in",
     ),
 )
-#: A release of hpcgpu that cannot be used by ssh says so.
+#: A release of hpcgpu that cannot be used by ssh reports it.
 _TOO_OLD = re.compile("No such command .far-side")
-#: A shell says so when it does not find a command.
+#: A shell reports it when it does not find a command.
 _MISSING = re.compile(r"not found|No such file|Unknown command|not recognized|No module named", re.IGNORECASE)
 _SSH_FAILED, _NOT_FOUND, _NOT_EXECUTABLE = 255, 127, 126
 
@@ -128,7 +128,7 @@ def lost_connection(code: int, errors: str) -> bool:
 
 
 def endless(host: str, greeting: str) -> str:
-    """Return what is said of a host that prints without end in place of an answer."""
+    """Return what is reported of a host that prints without end in place of an answer."""
     return (
         f"{host} does not run hpcgpu: it prints without end{_printed(greeting)}. A start-up file of the shell there "
         "can be the cause"
@@ -136,7 +136,7 @@ def endless(host: str, greeting: str) -> str:
 
 
 def late(host: str, seconds: float, errors: str, greeting: str) -> str:
-    """Return what is said of a host that does not answer in time."""
+    """Return what is reported of a host that does not answer in time."""
     words = _last_lines(errors)
     said = f". In its own words: {words}" if words else ""
     return (
@@ -146,7 +146,7 @@ def late(host: str, seconds: float, errors: str, greeting: str) -> str:
 
 
 def silent(host: str, seconds: float, command: str, errors: str) -> str:
-    """Return what is said of a command on a host from which nothing comes any more."""
+    """Return what is reported of a command on a host from which nothing comes any more."""
     words = _last_lines(errors.rpartition("\n")[2])
     shell = shlex.quote(host)
     return (

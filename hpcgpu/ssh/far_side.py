@@ -18,8 +18,8 @@ from hpcgpu.posix import json_records
 #: not find the packages of a virtual environment if it is run by a link from elsewhere.
 PYTHON_LINK = "${XDG_DATA_HOME:-$HOME/.local/share}/hpcgpu/python"
 #: The remote command line. The first line of its input is the path of an interpreter, or empty; the next line is the
-#: request. If the batch system's commands or hpcgpu are not on the PATH, it looks again in a login shell: at some sites
-#: only that one has them. No agent or display of the near side reaches hpcgpu and its jobs, also if the user's own
+#: request. If the batch system's commands or hpcgpu are not on the PATH, it searches again in a login shell: some sites
+#: have them only there. No agent or display of the near side reaches hpcgpu and its jobs, also if the user's own
 #: connection forwards it. It has no quotes but the outer ones, no line breaks and no exclamation marks, so sh, csh and
 #: fish read it alike.
 COMMAND = (

@@ -73,7 +73,7 @@ def install(login: Login, wheel: str, content: bytes) -> str:
         lines = login.python, wheel, *_same()
         process.stdin.write("".join(f"{line}\n" for line in lines).encode() + content)
         process.stdin.close()
-    except OSError:  # ssh has ended: its exit code says why
+    except OSError:  # ssh has ended: its exit code shows why
         pass
     code = process.wait()
     for reader in readers:

@@ -179,7 +179,7 @@ class Login:
     def command_on(self, node: str) -> list[str]:
         """Return the command that runs hpcgpu on another login node of the same name, through the one that is reached.
 
-        That node must have a host key that ssh accepts for `host`: it may be any that the reached one says.
+        That node must have a host key that ssh accepts for `host`: it may be any that the reached one reports.
 
         Raises
         ------

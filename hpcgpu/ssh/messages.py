@@ -25,12 +25,12 @@ _EVERY = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Hello:
-    """What each side says first on a new connection.
+    """What each side sends first on a new connection.
 
     Attributes
     ----------
     epoch : str
-        Names the far side's memory of this session; empty if the near side does not know it yet.
+        Names the far side's memory of this session; empty if the near side does not have it yet.
     received : int
         Messages that this side has received in that epoch.
     """

@@ -1,7 +1,7 @@
 """The far side of connections through ssh: ``python -m hpcgpu.ssh.relay SOCKET SECONDS`` on a login node.
 
 It keeps the connections to a scheduler while the ssh connection is broken or the laptop sleeps. It listens on a Unix
-socket that only its user can reach, and ends some hours after the last connection, or when the other side says so.
+socket that only its user can reach, and ends some hours after the last connection, or when the other side ends it.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class RemoteCommand:
 
     @staticmethod
     def _write(stream: IO[bytes], data: bytes) -> None:
-        with contextlib.suppress(OSError):  # ssh has ended: its exit code says more
+        with contextlib.suppress(OSError):  # ssh has ended: its exit code shows more
             stream.write(data)
             stream.flush()
 

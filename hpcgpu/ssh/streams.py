@@ -228,7 +228,7 @@ class Streams:
             writer.write(Hello(epoch=self._epoch, received=0).frame())
             other = Hello(epoch=self._epoch, received=0)
         if other.epoch != self._epoch:
-            return  # the far side: the near side greets again, once it knows our epoch
+            return  # the far side: the near side greets again, once it has our epoch
         for frame in self._messages.resume(other.received):
             writer.write(frame)
         self._writer = writer

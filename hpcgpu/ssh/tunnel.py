@@ -40,9 +40,9 @@ _PAUSES, _OFTEN = (0.5, 2.0, 5.0, 10.0, 30.0), 3600.0
 #: Seconds between two attempts after that. This program checks more often whether this machine has slept, or a person
 #: has opened a connection: then it tries at once.
 _SELDOM, _CHECKS = 300.0, 30.0
-#: Attempts before it is said that the connection is broken.
+#: Attempts before it is reported that the connection is broken.
 _QUIET = 3
-#: Seconds after which it is said in any case: each attempt may take minutes.
+#: Seconds after which it is reported in any case: each attempt may take minutes.
 _QUIET_FOR = 60.0
 #: Seconds without a sign of life before the connection counts as broken.
 _SILENCE = 4.0 * SIGN_OF_LIFE
@@ -247,7 +247,7 @@ class Tunnel:
             self.problem = ""
 
     async def _connected_again(self) -> asyncio.Task[None]:
-        """Try to connect until it succeeds, and say why it does not."""
+        """Try to connect until it succeeds, and report why it does not."""
         began, often = self._loop.time(), True
         for attempt in itertools.count():
             try:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ClusterState:
-    """One cluster as this program knows it.
+    """One cluster as this program has recorded it.
 
     Attributes
     ----------
@@ -181,7 +181,7 @@ class ClusterState:
 
     @property
     def halted_scheduler(self) -> Job | None:
-        """The scheduler job, if it runs and the queue knows why it may do nothing."""
+        """The scheduler job, if it runs and the queue reports why it may do nothing."""
         jobs = self.scheduler.entries if self.scheduler is not None else []
         return next((job for job in jobs if job.queue_status.halted), None)
 

@@ -25,8 +25,8 @@ def present_scheduler(submits: Iterable[Submit], served: str) -> Submit | None:
     Returns
     -------
     Submit or None
-        The job of the contact. If that has ended, as the journal says, it is the first one that can follow it. If none
-        can, it is the last one that has ended. A job that was submitted to follow, and cannot, is not meant.
+        The job of the contact. If that has ended, as the journal records, it is the first one that can follow it. If
+        none can, it is the last one that has ended. A job that was submitted to follow, and cannot, is not meant.
     """
     there = [one for one in submits if one.kind == "scheduler" and not one.refused]
     by_contact = [one for one in there if one.job_id is not None and one.job_id == served]
@@ -68,6 +68,6 @@ def unexpected_ends(submits: Iterable[Submit]) -> list[float]:
 
 
 def _intended(submit: Submit) -> bool:
-    """Whether a scheduler job has ended, as the journal says, and somebody wanted that."""
+    """Whether a scheduler job has ended, as the journal records, and somebody wanted that."""
     state = state_named(submit.how.state) if submit.how is not None else JobState.UNKNOWN
     return state.ended and not ended_too_early(state)

@@ -99,7 +99,7 @@ class ClusterWidget(anywidget.AnyWidget):
         self.problem = printable(problem, None, lines=True)
 
     def finish(self) -> None:
-        """Show the last snapshot; if the cluster continues, say that it is the last one."""
+        """Show the last snapshot; if the cluster continues, show that it is the last one."""
         if self.saved_picture is not None and self.feed.latest is not None:
             self.saved_picture.update(self.feed.latest, last=True)
         if self.snapshot.get("state") not in ("closed", "ended"):

@@ -26,7 +26,7 @@ def accounts() -> Accounts:
             if words & set(config.get("AccountingStorageEnforce", "").lower().split(","))
         )
         storage = config.get("AccountingStorageType", "")
-        if storage in ("accounting_storage/none", "(null)"):  # the second is how Slurm 26.05 says it
+        if storage in ("accounting_storage/none", "(null)"):  # the second is how Slurm 26.05 writes it
             return Accounts(unknown=f"AccountingStorageType = {storage}")
         rows = answer([*_SHOW, "associations", f"user={user_name()}", "format=Cluster,Account,QOS"])
         qos = answer([*_SHOW, "qos", "format=Name,MaxWall,Flags"])
