@@ -38,10 +38,10 @@ import fake_pbs  # noqa: E402
 
 Until = Callable[..., None]
 
-gc.disable()  # until all tests are collected: what is imported stays, and to look through it takes half of the time
+gc.disable()  # until all tests are collected: what is imported stays, and to scan it takes half of the time
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no process that a test starts leaves a core dump
 
-# An idle cluster computes for 0.07 s in each second: for Dask's statistics, which no test reads, and to look at its
+# An idle cluster computes for 0.07 s in each second: for Dask's statistics, which no test reads, and to read its
 # memory ten times. So it does for 0.02 s. A client updates what `Client.scheduler_info` returns, without workers: a
 # call at this moment, for all workers, returns none of them, and so some tests failed seldom.
 SELDOM = {
@@ -67,12 +67,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def wait_until(condition: Callable[[], object], what: str | Callable[[], str], timeout: float = 150.0) -> None:
-    """Wait for a state; the test fails if it does not come, and says `what` was waited for, then."""
+    """Wait for a state; the test fails if it does not come, and reports `what` was waited for, then."""
     began = time.monotonic()
     while not condition():
         waited = time.monotonic() - began
         assert waited < timeout, f"{what() if callable(what) else what}: not within {timeout:g} s"
-        time.sleep(0.05 if waited < 1 else 0.1)  # tests wait for most of their time, and each look costs
+        time.sleep(0.05 if waited < 1 else 0.1)  # tests wait for most of their time, and each check costs
 
 
 @contextmanager
@@ -262,7 +262,7 @@ def page(tmp_path: Path) -> Iterator[Any]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how many tests were skipped for each reason."""
+    """Report how many tests were skipped for each reason."""
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(
         str(r.longrepr[2] if isinstance(r.longrepr, tuple) else r.longrepr).removeprefix("Skipped: ") for r in skipped

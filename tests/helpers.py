@@ -1,4 +1,4 @@
-"""What several test modules use, and pytest need not know."""
+"""What several test modules use, and pytest does not need."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def echo_server(where: str, key: bytes, messages: list[Any]) -> AsyncItera
 
 
 async def converse_with(key: bytes, address: str) -> None:
-    """Connect to such a listener with a key, and hear back what was said."""
+    """Connect to such a listener with a key, and receive back what was sent."""
     comm = await connect(address, **{ARGUMENT: key})
     await comm.write({"x": 1})
     assert await comm.read() == {"x": 1}
@@ -223,7 +223,7 @@ def let_go(name: str, dask_worker: Any) -> None:
 
 
 def other(tmp_path: Path, name: str, version: str) -> dict[str, str]:
-    """The environment variables of a Python that has another version of a distribution, as its metadata tell."""
+    """The environment variables of a Python that has another version of a distribution, as its metadata report."""
     info = tmp_path / f"other-{name}" / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -253,7 +253,7 @@ def names(cluster: GPUCluster) -> set[str]:
 
 # What real tests drive in the manager of a cluster: when it polls and decides, and what time does. These alone reach
 # into `cluster.reconciler` (tests/unit/test_repository.py). Tests assert what the user sees; what only the
-# manager knows is asserted in tests/unit/test_reconciler.py.
+# manager records is asserted in tests/unit/test_reconciler.py.
 
 
 def poll_now(cluster: GPUCluster) -> None:
@@ -277,7 +277,7 @@ def drain_now(cluster: GPUCluster, job: str) -> None:
 
 
 def set_grace(cluster: GPUCluster, seconds: float) -> None:
-    """Set for how long the queue may not know a job before it counts as ended; a minute otherwise."""
+    """Set for how long the queue may not show a job before it counts as ended; a minute otherwise."""
     cluster.reconciler.state.dispatcher.monitor.grace = seconds
 
 
@@ -323,7 +323,7 @@ def messages(cluster: GPUCluster) -> str:
 
 
 def answers(cluster: GPUCluster) -> bool:
-    """Poll the queue; return whether it answered, as the age of the table of jobs tells."""
+    """Poll the queue; return whether it answered, as the age of the table of jobs shows."""
     asked = time.time()
     cluster.settle()
     return time.time() - cluster.jobs.age > asked
@@ -341,7 +341,7 @@ def asks_for(cluster: GPUCluster, workers: int, jobs: str) -> None:
 
 
 def waiting(cluster: GPUCluster, n: int) -> str:
-    """Wait for workers in the background, and return the first line that says what for, or why that fails."""
+    """Wait for workers in the background, and return the first line that names what for, or why that fails."""
     said: list[str] = []
     there = threading.Event()
 
@@ -362,7 +362,7 @@ def waiting(cluster: GPUCluster, n: int) -> str:
 
 
 def two_of_four_are_missing(cluster: GPUCluster) -> bool:
-    """Whether the table of jobs says that node 1 of the first worker job has no workers, and a log why."""
+    """Whether the table of jobs shows that node 1 of the first worker job has no workers, and a log why."""
     reason = next(job.reason for job in cluster.jobs if job.kind == "worker")
     words = (
         r"2 of 4 workers on its node 1 missing, \d+ s after the first connected; "
@@ -430,7 +430,7 @@ def package_reaches_all_workers(cluster: GPUCluster, place: Path) -> None:
 
 
 def a_refused_request_pauses(cluster: GPUCluster, until: Callable[..., None], words: str, **options: Any) -> None:
-    """Adaptive scaling of a group that the batch system refuses in these words pauses and says so."""
+    """Adaptive scaling of a group that the batch system refuses in these words pauses and reports it."""
     _, slow = tasks()
     with Client(cluster) as client:
         cluster.add_worker_group("odd", gpus_per_node=0, resources={"ODD": 1}, **options)

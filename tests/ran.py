@@ -1,7 +1,7 @@
 """The table of what ran where, in docs/tested.md.
 
     python tests/ran.py            # writes it
-    python tests/ran.py --check    # says whether it is up to date
+    python tests/ran.py --check    # prints whether it is up to date
 
 A row is what tests show: `pytestmark = pytest.mark.shows("...")` in a module, or the same mark on one test, which
 then counts instead of that of its module. The column is where they run: by their folder and their fixtures; with the
@@ -71,7 +71,7 @@ def marks(node: ast.AST) -> dict[str, list[Any]]:
 
 
 def of(path: Path) -> Iterator[Shown]:
-    """The tests of one module that say what they show."""
+    """The tests of one module that declare what they show."""
     module = ast.parse(path.read_text())
     common: dict[str, list[Any]] = {}
     for node in module.body:
@@ -97,7 +97,7 @@ def of(path: Path) -> Iterator[Shown]:
 
 
 def every() -> list[Shown]:
-    """The tests of all folders that say what they show."""
+    """The tests of all folders that declare what they show."""
     paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("test_*.py"))
     return [shown for path in paths for shown in of(path)]
 
@@ -137,7 +137,7 @@ def table() -> str:
 
 
 def page() -> str:
-    """The page with the table that the tests say."""
+    """The page with the table that the tests declare."""
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.partition(END)[2]}"

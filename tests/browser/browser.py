@@ -49,7 +49,7 @@ TOKEN = "a-token-of-the-tests"
 MARK = "HPCGPU_TEST_JUPYTER"
 #: Seconds. A server, a page of JupyterLab and a kernel start slowly on a machine that does much else.
 TIMEOUT = 150.0
-#: Milliseconds between two looks whether a page is as it should be. Playwright's own default is each frame of a screen.
+#: Milliseconds between two checks that a page is as it should be. Playwright's own default is each frame of a screen.
 LOOKS = 100
 #: The PYTHONPATH of Jupyter servers: they start in half the time.
 PATH = os.pathsep.join([str(HERE / "missing"), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -314,7 +314,7 @@ class Notebook:
         self.command("notebook:run-all-cells")
 
     def wait_idle(self) -> None:
-        """Wait until the kernel says that it has nothing to do: it may also say so after a message of a widget."""
+        """Wait until the kernel reports that it is idle: it may also report that after a message of a widget."""
         self._wait("() => window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'")
 
     def output(self, cell: int) -> Any:
@@ -322,7 +322,7 @@ class Notebook:
         return self.page.locator(".jp-Notebook .jp-Cell").nth(cell).locator(".jp-Cell-outputArea")
 
 
-#: What a script tries. `base` is the path of the Jupyter server, `mark` a name that the server must never hear of.
+#: What a script tries. `base` is the path of the Jupyter server, `mark` a name that the server must never receive.
 ATTACK = """async ([base, mark]) => {
   const done = [];
   async function attempt(name, action) {

@@ -1,4 +1,4 @@
-"""What a notebook shows of a cluster that its kernel does not show: the file has a picture, the server knows more."""
+"""What a notebook shows of a cluster that its kernel does not show: the file has a picture, the server has more."""
 
 from __future__ import annotations
 

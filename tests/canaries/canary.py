@@ -18,7 +18,7 @@ from uses import USES, Use
 
 
 def canary(test: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a test that fails say who changed what, and which module of hpcgpu relies on it."""
+    """Let a test that fails report who changed what, and which module of hpcgpu relies on it."""
     uses = [use for use in USES if use.canary == test.__name__]
     assert uses, f"nothing in tests/canaries/uses.py names {test.__name__}"
     if not inspect.iscoroutinefunction(test):

@@ -26,7 +26,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def worker(*arguments: Any, name: str, data: Any, **named: Any) -> None:
         found[-1] |= {"name": name, "memory": data}
 
-    if hasattr(cuda_worker, "nvml_device_index"):  # else the canary says so
+    if hasattr(cuda_worker, "nvml_device_index"):  # else the canary reports it
         monkeypatch.setattr(cuda_worker, "nvml_device_index", cuda_worker.nvml_device_index)
     monkeypatch.setattr(cuda_worker, "Nanny", worker)
     monkeypatch.setattr(cuda_worker, "worker_plugins", plugins)

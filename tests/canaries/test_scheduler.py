@@ -71,7 +71,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> None:
         (distributed.scheduler, "error_message"),
     )
     for place, name in places:
-        if hasattr(place, name):  # else the canary says so
+        if hasattr(place, name):  # else the canary reports it
             monkeypatch.setattr(place, name, getattr(place, name))
     monkeypatch.setattr(dashboard_access, "_of_process", [])
 

@@ -74,7 +74,7 @@ def _nanny(name: str, why: str, module: str) -> Use:
 
 
 def _client(name: str, why: str, kind: Kind = Kind.REPLACED) -> Use:
-    """Return what tells a client why its scheduler is gone."""
+    """Return what reports to a client why its scheduler is gone."""
     return Use(f"distributed.client.Client.{name}", "distributed", kind, why, ("hpcgpu.client.lost_scheduler",), _LOST)
 
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.gpu
 
 Until = Callable[..., None]
 
-#: Two workers and the scheduler on one GPU: the queue is told that it has four.
+#: Two workers and the scheduler on one GPU: the queue is configured with four.
 OPTIONS: dict[str, Any] = {
     "gpus_per_node": 1,
     "poll_interval": 0.5,

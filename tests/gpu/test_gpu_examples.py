@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(DRY_RUN, reason="the examples 
 
 @pytest.fixture(autouse=True)
 def one_gpu(queue: LocalQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All jobs share the first GPU: the queue is told that it has four."""
+    """All jobs share the first GPU: the queue is configured with four."""
     monkeypatch.setenv("DASK_HPCGPU__LOCAL__JOB_SCRIPT_PROLOGUE", "['export CUDA_VISIBLE_DEVICES=0']")
 
 

@@ -75,7 +75,7 @@ def test_a_query_of_polars(names: dict[str, Any]) -> None:
 def test_a_query_of_polars_on_two_workers_that_share_a_gpu(
     shared_queue: LocalQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They exchange rows over UCX: other than NCCL, it allows that, if the engine is told so."""
+    """They exchange rows over UCX: other than NCCL, it allows that, if the engine is configured so."""
     pytest.importorskip("cudf_polars")
     shared = EXAMPLES["cudf_polars"].replace("engine_options={", 'engine_options={"allow_gpu_sharing": True, ')
     monkeypatch.setitem(EXAMPLES, "cudf_polars", shared)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import plain_install
 
-#: Modules that look at the dashboard, or at what an environment has.
+#: Modules that read the dashboard, or at what an environment has.
 WITH_BOKEH = {
     "test_check",
     "test_dashboard_command",

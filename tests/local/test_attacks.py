@@ -1,4 +1,4 @@
-"""Attacks on the listeners of a cluster, the same over each transport: whoever does not know the key gets no further
+"""Attacks on the listeners of a cluster, the same over each transport: whoever does not have the key gets no further
 than the challenge, and nothing that he sends is unpickled.
 
 What only one transport has is in test_authenticated.py, test_ucx_authentication.py, tests/unit/test_tls_connections.py.
@@ -210,7 +210,7 @@ async def test_only_the_proof_of_a_member_on_this_connection_lets_anybody_in(
     recorded = list[bytes]()
 
     class Recorded(Connector):
-        """What a member says, for somebody who can read the network."""
+        """What a member sends, for somebody who can read the network."""
 
         def respond(self, challenge: bytes) -> bytes:
             recorded.extend((self.hello(), super().respond(challenge)))
@@ -254,7 +254,7 @@ async def test_nobody_gets_in_by_handing_on_what_members_say(over: Transport, ca
         done = asyncio.Event()
 
         async def relay(member: Peer) -> None:
-            """Hand on to the real listener what a member says who takes this address for one of the cluster."""
+            """Hand on to the real listener what a member sends who takes this address for one of the cluster."""
             real = await over.dial(address)
             await real.send(await member.receive(HELLO))
             assert await real.rest() == b"", "not even the challenge"

@@ -1,4 +1,4 @@
-"""A budget of GPU hours tells the program before it is used up and when it is, and no result is waited for in vain."""
+"""The end of a budget of GPU hours is reported in advance and when it comes, and no result is waited for in vain."""
 
 from __future__ import annotations
 

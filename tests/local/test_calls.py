@@ -164,7 +164,7 @@ def test_idle_timeout_counts_calls_and_tasks_that_have_left_their_thread(
     ):
         cluster.wait_for_workers(1)
 
-        def works() -> bool:  # after a task has moved on, one check says nothing
+        def works() -> bool:  # after a task has moved on, one check proves nothing
             return all(client.run_on_scheduler(idle_since) is None for _ in range(3))
 
         for work in (waits_for_file, asynchronously_waits_for_file):
@@ -287,7 +287,7 @@ def test_a_worker_whose_gpu_works_is_not_idle(
     says = home / "says"
     says.mkdir()
     monkeypatch.setenv("STUBNVML_READINGS", str(says))
-    (says / "1").write_text("80 9000 250500")  # something that Dask does not know of computes on it
+    (says / "1").write_text("80 9000 250500")  # something that Dask has no record of computes on it
     with LocalGPUCluster(**GPU, jobs=1) as cluster, Client(cluster) as client, told("it ended by itself"):
         cluster.wait_for_workers(2)
         [job] = cluster.workers

@@ -1,4 +1,4 @@
-"""What a cluster says when it has ended: closed, detached or failed. No call ends in an error of the event loop."""
+"""What a cluster reports when it has ended: closed, detached or failed. No call ends in an error of the event loop."""
 
 from __future__ import annotations
 

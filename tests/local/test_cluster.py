@@ -176,7 +176,7 @@ def test_a_job_that_dies_is_noticed_explained_and_replaced_under_a_new_name(  # 
 
 
 class Refusing(LocalQueue):
-    """A queue that accepts the scheduler job and refuses workers while it is told to."""
+    """A queue that accepts the scheduler job and refuses workers while that is requested."""
 
     refuse: Exception | None = None
 

@@ -19,7 +19,7 @@ from tests.conftest import running
 
 Until = Callable[..., None]
 
-#: A program with one job, as a cluster has it; it says when that is in the queue, and ends when it reads a line.
+#: A program with one job, as a cluster has it; it prints when that is in the queue, and ends when it reads a line.
 PROGRAM = """
 import asyncio, os, signal, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A full disk: what fails because of it says so, and which disk it is."""
+"""A full disk: what fails because of it reports it, and which disk it is."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Until = Callable[..., None]
 
 
 def devices(cluster: LocalGPUCluster) -> list[dict[str, Any]]:
-    """What the scheduler says of the GPUs."""
+    """What the scheduler reports of the GPUs."""
 
     async def ask() -> Any:
         return await cluster.scheduler_comm.hpcgpu_gpus()

@@ -18,7 +18,7 @@ Until = Callable[..., None]
 
 
 def workers(client: Client) -> dict[str, Any]:
-    """What the scheduler knows of its workers, by name."""
+    """What the scheduler records of its workers, by name."""
     return {
         about["name"]: {**about, "address": address} for address, about in client.scheduler_info()["workers"].items()
     }

@@ -437,7 +437,7 @@ def test_a_block_that_waits_for_workers_of_a_block_around_it_is_an_error(cluster
         TimeoutError, match=r"2 workers requested, beside 1 that this program holds already; after 10 s 1 free"
     )
 
-    async def program() -> None:  # it cannot know whether the cluster will grow
+    async def program() -> None:  # it has no record whether the cluster will grow
         async with (
             await hpcgpu.connect(cluster_of_two.name, asynchronous=True, quiet=True) as client,
             hpcgpu.hold(client, 1, quiet=True),

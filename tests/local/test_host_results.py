@@ -53,7 +53,7 @@ class Tensor:
 
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where tasks find the GPU libraries; this process does not, and dask-cuda, which looks for the real ones, does not
+    """Where tasks find the GPU libraries; this process does not, and dask-cuda, which wants the real ones, does not
     either.
     """
     path = tmp_path_factory.mktemp("libraries")
@@ -163,7 +163,7 @@ def test_every_kind_of_client_gets_them(cluster: LocalGPUCluster, libraries: str
         assert type(client.submit(array).result(timeout=250)) is np.ndarray
     with hpcgpu.connect("results", quiet=True) as client:
         assert type(client.submit(array).result(timeout=250)) is np.ndarray
-    # A client that knows nothing of hpcgpu
+    # A client without hpcgpu
     code = (
         "from distributed import Client\n\ndef array():\n    import os, sys; sys.path.insert(0, "
         "os.environ['PRETENDED'])\n    import cupy\n    return cupy.ndarray([1, 2, 3])\n"

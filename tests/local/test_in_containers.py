@@ -136,7 +136,7 @@ class User:
         )
 
     def start(self, **options: object) -> subprocess.CompletedProcess[str]:
-        """Start a cluster in a container, look around in it, and end it."""
+        """Start a cluster in a container, examine it, and end it."""
         given = {"name": "inside", "python": f"{VENV}/bin/python", **options}
         return self.run(CLIENT, "-P", "-c", PROGRAM, json.dumps(given), GREETING_OF_HOST="hello")
 

@@ -342,7 +342,7 @@ for client in clients:
 """
     path = f"{server.base}hpcgpu/dashboard/demo/status"
     links = server.run(code).split()
-    # Jupyter says its address; under a path prefix it is that of a hub or another proxy, which only browsers know
+    # Jupyter reports its address; under a path prefix it is that of a hub or another proxy, which only browsers have
     assert links == [f"{server.address}{path}" if server.base == "/" else path] * 2
     assert server.fetch(path.removeprefix(server.base), **LOGIN).code == 200
 

@@ -85,7 +85,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.chdir(tmp_path)
     site = Site(tmp_path)
     yield site
-    with contextlib.suppress(AssertionError):  # a supervisor ends a little after its record says so
+    with contextlib.suppress(AssertionError):  # a supervisor ends a little after its record shows it
         wait_for(site.quiet, 30)
     left = job_processes(site.queue.directory)
     for process in left:

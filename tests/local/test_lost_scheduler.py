@@ -1,4 +1,4 @@
-"""A scheduler whose job ends: whoever waits for its results hears at once which job it was, and what the queue says."""
+"""A scheduler whose job ends: who waits for its results gets at once which job it was, and what the queue reports."""
 
 from __future__ import annotations
 

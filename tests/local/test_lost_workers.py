@@ -1,4 +1,4 @@
-"""A running job that has lost some of its workers: what is said of it, and that it is replaced, but not for a worker
+"""A running job that has lost some of its workers: what is reported, and that it is replaced, but not for a worker
 that comes back.
 """
 

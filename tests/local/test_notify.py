@@ -1,4 +1,4 @@
-"""A user who does not look is told of his cluster, and results are saved before it ends."""
+"""A user who does not watch receives notices of his cluster, and results are saved before it ends."""
 
 from __future__ import annotations
 

@@ -271,7 +271,7 @@ def test_a_program_whose_cluster_was_taken_over_goes_on_reading(queue: LocalQueu
                 first.wait_for_workers()
             change_size.scale(locate("over"), jobs=2)  # as a click does, by the Jupyter server
             until(lambda: first.snapshot().workers == 2, "what it shows follows")
-            # not always in one moment: between two looks the job may pass from completing to cancelled
+            # not always in one moment: between two polls the job may pass from completing to cancelled
             until(lambda: _about(first.snapshot()) == _about(_of("over")), "both show the same")
             control.scale(jobs=1, worker_group="default")  # as a click does, without that server
             until(lambda: first.snapshot().workers == 1, "the other program has done it")

@@ -281,7 +281,7 @@ def test_a_job_that_is_submitted_while_another_manager_takes_over_is_not_left_be
             return job_id
 
         def find(self, job_name: str) -> list[str]:
-            return []  # the answer of a queue that has not heard of it yet
+            return []  # the answer of a queue that has not received it yet
 
     with monkeypatch.context() as patch:
         patch.setattr("hpcgpu.cluster.gpucluster.batch_system", lambda system: Slow(queue.directory, gpus=4))

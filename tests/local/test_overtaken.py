@@ -1,4 +1,4 @@
-"""A start that another command overtakes says by which; a home that is read-only is not called a failed start."""
+"""A start that another command overtakes reports by which; a home that is read-only is not called a failed start."""
 
 from __future__ import annotations
 

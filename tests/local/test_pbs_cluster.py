@@ -154,7 +154,7 @@ def test_a_suspended_job_is_said_to_be_suspended(pbs: Site, until: Until) -> Non
 
 
 def test_a_request_that_no_node_can_fill_is_said(pbs: Site) -> None:
-    """Whatever the poll interval is. What else PBS says of such requests: tests/queue/test_pbs_batch.py."""
+    """Whatever the poll interval is. What else PBS reports of such requests: tests/queue/test_pbs_batch.py."""
     options = CPU | {"scheduler": {"cores": 1, "select_extra": "gpu_type=a100"}, "poll_interval": 3600.0}
     words = r"no node of its queue is large enough.*no node has ncpus=1.*gpu_type=h100"
     with (

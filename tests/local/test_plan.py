@@ -1,4 +1,4 @@
-"""`hpcgpu plan` and `CLUSTER_CLASS.plan` on the embedded queue: what a user is told before anything is submitted."""
+"""`hpcgpu plan` and `CLUSTER_CLASS.plan` on the embedded queue: what a user reads before anything is submitted."""
 
 from __future__ import annotations
 

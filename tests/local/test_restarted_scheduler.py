@@ -543,7 +543,7 @@ def test_the_scheduler_ends_while_a_program_takes_the_cluster_over_and_that_prog
     with client:
         with monkeypatch.context() as patch:
             patch.setattr(start_cluster, "attach", fails)
-            os.kill(launcher, signal.SIGSTOP)  # it looks when that program has left the cluster
+            os.kill(launcher, signal.SIGSTOP)  # it checks when that program has left the cluster
             with pytest.raises(ClusterError, match="demo cannot be taken over: the program fails"):
                 LocalGPUCluster.from_name("demo", shutdown_on_close=True)
             os.kill(launcher, signal.SIGCONT)

@@ -176,7 +176,7 @@ def test_one_that_somebody_cancels_ends_nothing_and_another_one_takes_over(queue
         until(lambda: waits_to_follow(cluster), "the next one waits")
         with told("scheduler job demo-scheduler2, which should follow the present one .* cancelled"):
             queue.cancel([queue_id(cluster, "demo-scheduler2")])
-        cluster.scale(jobs=2)  # a worker job that starts now looks for the scheduler
+        cluster.scale(jobs=2)  # a worker job that starts now searches for the scheduler
         cluster.wait_for_workers(2)
         until(lambda: waits_to_follow(cluster, 3), "another one waits")
         with told(GONE):

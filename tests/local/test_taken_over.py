@@ -49,7 +49,7 @@ def keeps_exactly_one(cluster: GPUCluster, kept: str, before: list[str], until: 
 
 
 def test_jobs_that_were_scaled_away_on_pbs_stay_away(pbs: Site, until: Until) -> None:
-    """Its queue knows no ended job; its history does, which this site does not keep."""
+    """Its queue lists no ended job; its history does, which this site does not keep."""
     pbs.set(history=False)
     cluster = PBSGPUCluster(name="a.cluster-that-is-kept", jobs=3, shutdown_on_close=False, **PBS_CPU)
     cluster.wait_for_workers(3)
@@ -114,7 +114,7 @@ def test_a_manager_that_is_killed_while_it_scales_leaves_the_size_that_was_asked
 def test_a_job_that_an_earlier_manager_cancelled_and_that_is_still_ending_is_no_failure(
     queue: LocalQueue, until: Until
 ) -> None:
-    """Its prologue takes its time when it is told to end, as an epilog does."""
+    """Its prologue takes its time when it must end, as an epilog does."""
     slow = ["""if [ "$HPCGPU_JOB_NAME" = slow-1 ]; then trap 'sleep 3; exit 1' TERM; sleep 600 & wait; fi"""]
     cluster = LocalGPUCluster(name="slow", jobs=2, job_script_prologue=slow, shutdown_on_close=False, **CPU)
     cluster.wait_for_workers(1)

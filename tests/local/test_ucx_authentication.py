@@ -1,4 +1,4 @@
-"""Nobody gets in over UCX who does not know the cluster's key: attacks on real UCX listeners, and a whole cluster."""
+"""Nobody gets in over UCX who does not have the cluster's key: attacks on real UCX listeners, and a whole cluster."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ asyncio.run(main())
 
 
 def test_ucx_still_dies_of_a_malformed_message() -> None:
-    # Nothing above UCX can keep that out, as docs/security.rst says. When this fails UCX has mended it: mend the page
+    # Nothing above UCX can keep that out, as docs/security.rst states. When this fails UCX has mended it: mend the page
     # too.
     with subprocess.Popen(
         [sys.executable, "-c", LISTENS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -19,7 +19,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 
 Until = Callable[..., None]
 
-# UCX's functions that destroy, which say so and do nothing.
+# UCX's functions that destroy, which report it and do nothing.
 SPY = """
 #include <unistd.h>
 void ucp_worker_destroy(void *worker) { write(2, "spy: worker\\n", 12); }

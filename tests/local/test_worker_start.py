@@ -65,7 +65,7 @@ def allocator() -> Callable[[], dict[str, Any]]:
 
 
 def interpreter() -> Callable[[], dict[str, Any]]:
-    """A function for `Client.run`: what Python and Dask are told before a worker runs."""
+    """A function for `Client.run`: what Python and Dask receive before a worker runs."""
 
     def look() -> dict[str, Any]:
         import faulthandler
@@ -275,7 +275,7 @@ def test_a_forked_worker_gets_what_plugins_of_its_nanny_set_and_ends_as_a_spawne
 
         worker, detached = distributed.get_worker(), io.TextIOWrapper(io.BytesIO())
         detached.detach()
-        worker.odd = [weakref.proxy(Gone()), detached]  # what is there already when the files are looked for
+        worker.odd = [weakref.proxy(Gone()), detached]  # what is there already when the files are searched for
         worker.left_open = (Path(place) / "left open").open("w")
         worker.left_open.write("the end of a result")
         worker.compressed = gzip.open(Path(place) / "compressed", "wt")  # noqa: SIM115

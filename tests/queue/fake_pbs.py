@@ -68,7 +68,7 @@ class Site(Pretended):
             history=True,
             down=False,
             ports=0,
-            packed=False,  # chunks are not scattered, whatever the job says
+            packed=False,  # chunks are not scattered, whatever the job requests
         )
         self.home.mkdir()
 
@@ -140,7 +140,7 @@ def advance(state: State) -> None:
 
 
 def _follow(state: State, job: State, status: Any) -> bool:
-    """Take over what the local queue says of a job; whether it has begun or ended."""
+    """Take over what the local queue reports of a job; whether it has begun or ended."""
     before = job["state"]
     if status.state is JobState.PENDING:
         asked, there = job["resources"].get("ngpus", "1"), sum(int(node["ngpus"]) for node in state["nodes"].values())
@@ -418,7 +418,7 @@ def _ask(state: State, command: str, ids: list[str]) -> Iterator[tuple[str, Stat
 
 
 def _described(state: State, name: str) -> tuple[str, str, int]:
-    """What `qstat -Qf QUEUE` says of a queue."""
+    """What `qstat -Qf QUEUE` prints of a queue."""
     if name not in state["queues"]:
         return "", f"qstat: Unknown queue {name}\n", 170
     queue = state["queues"][name]
@@ -473,7 +473,7 @@ def qstat(state: State, arguments: list[str]) -> tuple[str, str, int]:
             err, code = err + wrong[0], wrong[1]
         elif job is not None:
             out += _full(job_id, job)
-    if together and err:  # nothing is said of some while others are known, else of the last one
+    if together and err:  # nothing is reported of some while others are known, else of the last one
         return (out, "", 0) if out else ("", err.splitlines(keepends=True)[-1], code)
     return out, err, code
 
@@ -628,7 +628,7 @@ def pbs_rstat(state: State, arguments: list[str]) -> str:
 
 
 def pbsdsh(arguments: list[str]) -> int:
-    """Run a program on a node, in a bare environment; its exit code is lost, stderr alone tells of it [trap 8,
+    """Run a program on a node, in a bare environment; its exit code is lost, stderr alone reports it [trap 8,
     recorded].
     """
     assert arguments[0] == "-n" and arguments[2] == "--"

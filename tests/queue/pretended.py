@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 PATH = [str(HERE), str(HERE.parents[1]), sysconfig.get_path("platlib")]
 
 State = dict[str, Any]
-#: What a command says on stdout and stderr, and its exit code.
+#: What a command prints on stdout and stderr, and its exit code.
 Answer = tuple[str, str, int]
 
 
@@ -78,7 +78,7 @@ class Pretended:
     options : str
         Of the interpreter that runs them.
     **state
-        What it knows at first.
+        What it has at first.
     """
 
     def __init__(self, folder: Path, module: str, commands: tuple[str, ...], options: str, **state: Any) -> None:
@@ -103,7 +103,7 @@ class Pretended:
         return path
 
     def change(self, act: Callable[[State], Any]) -> Any:
-        """Look at the state, or change it, between two commands."""
+        """Read the state, or change it, between two commands."""
         with opened(self.folder) as state:
             return act(state)
 

@@ -22,7 +22,7 @@ from hpcgpu.cli.start_and_run import chosen_system
 from hpcgpu.errors import BatchError, BatchUnavailable
 from tests.conftest import live
 
-#: What Slurm's commands say where they are installed and no controller is known [probe].
+#: What Slurm's commands print where they are installed and no controller is known [probe].
 NO_CONTROLLER = (
     "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host\nsqueue: error: fetch_config: DNS SRV "
     "lookup failed\n"

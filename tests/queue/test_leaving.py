@@ -53,7 +53,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def retired(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Retirement]]:
-    """Jobs whose workers were told to leave."""
+    """Jobs whose workers must leave."""
     told: list[Retirement] = []
 
     async def retire(job: Retirement, latest: float) -> None:

@@ -44,7 +44,7 @@ def batch(pbs: Site, naps: list[float]) -> PBS:
 
 
 def script(site: Site, body: str = "exec sleep 600", *directives: str) -> Path:
-    """A job script; its log is told to be in `logs/`."""
+    """A job script; its log is requested in `logs/`."""
     (site.folder / "logs").mkdir(exist_ok=True)
     path = site.folder / "job.pbs"
     lines = [f"#PBS {directive}" for directive in ("-l walltime=01:00:00", f"-o {site.folder}/logs/", *directives)]

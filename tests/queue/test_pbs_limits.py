@@ -1,4 +1,4 @@
-"""What PBS would refuse, or never start, is said before it is submitted."""
+"""What PBS would refuse, or never start, is reported before it is submitted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two systems that share a home directory: what one asks of its own queue says nothing of the clusters in the queue of
+"""Two systems that share a home directory: what one gets of its own queue proves nothing of clusters in the queue of
 the other.
 """
 

@@ -1,6 +1,6 @@
-"""What real releases of Slurm said in each situation, read by the real client: state, outlook and reason in words.
+"""What real releases of Slurm printed in each situation, read by the real client: state, outlook and reason in words.
 
-The files of tests/recorded/slurm-RELEASE are recorded by tests/site/record.py; their first lines say where and when.
+The files of tests/recorded/slurm-RELEASE are recorded by tests/site/record.py; their first lines record where and when.
 """
 
 from __future__ import annotations

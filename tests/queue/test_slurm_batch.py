@@ -212,7 +212,7 @@ def test_a_doubt_is_not_forgotten_when_the_controller_goes_down_next(slurm: Slur
 def test_a_submit_that_may_have_been_accepted_stays_ambiguous_when_its_job_is_not_wanted_any_more(
     slurm: Slurm, site: Site
 ) -> None:
-    """A controller may accept it after the look-up: the close of the cluster must look for the job again."""
+    """A controller may accept it after the look-up: the close of the cluster must search for the job again."""
     site.fault("sbatch", stdout="", stderr=SOCKET, rc=1, lost=True, always=True)
     wanted = lambda: len(site.calls("sbatch")) < 2  # noqa: E731
     with pytest.raises(AmbiguousSubmit):

@@ -52,7 +52,7 @@ async def main(timeout: float, directories: list[str], places: list[str]) -> Non
         security = certificates_and_keys.security(ClusterDirectory(Path(directory)))
         assert security is not None
         has[directory] = security.get_connection_args("client")
-    for place in places:  # that nobody answers there would say nothing
+    for place in places:  # that nobody answers there would prove nothing
         host, port = place.rpartition("://")[2].rsplit(":", 1)
         socket.create_connection((host, int(port)), timeout=30).close()
         print(f"{place} is reached", flush=True)

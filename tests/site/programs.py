@@ -1,4 +1,4 @@
-"""Programs of users on the hosts of the site: ada has a cluster on a login node, and a test reads what she is told."""
+"""Programs of users on the hosts of the site: ada has a cluster on a login node, and a test reads what she receives."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Program:
         self._lines.put(None)
 
     def hears(self, pattern: str, timeout: float = 150) -> re.Match[str]:
-        """Wait until the program has said what the pattern matches, since the last time; `.` matches ends of lines."""
+        """Wait until the program has printed what the pattern matches, since the last time; `.` matches line ends."""
         deadline = time.monotonic() + timeout
         new = ""
         while not (match := re.search(pattern, new, re.DOTALL)):
@@ -86,7 +86,7 @@ class Program:
         self.process.stdin.flush()
 
     def ends(self, timeout: float = 150) -> str:
-        """Wait for the end of the program, which has done all without an error, and return all that it said."""
+        """Wait for the end of the program, which has done all without an error, and return all that it printed."""
         code = self.process.wait(timeout=timeout)
         while (line := self._lines.get(timeout=10)) is not None:
             self.said += line

@@ -1,4 +1,4 @@
-"""Records what a real Slurm says of jobs in each situation: sbatch, squeue and sacct, with exactly the arguments of
+"""Records what a real Slurm prints of jobs in each situation: sbatch, squeue and sacct, with exactly the arguments of
 `hpcgpu.batch.slurm`. The fast test `tests/queue/test_recorded.py` reads the recordings.
 
     python tests/site/record.py one-machine [SITUATION ...]    # as root: it starts the Slurm of tests/slurm/bed.py
@@ -144,7 +144,7 @@ class Recorder:
         return done.out.strip().split(";")[0]
 
     def status(self, job: str) -> None:
-        """Keep what squeue and sacct say of a job."""
+        """Keep what squeue and sacct print of a job."""
         self.say(*(word.format(job) for word in SQUEUE), env=QUERY)
         if self.place.accounting:  # it learns from the controller a moment later
             state = self.place.ask("squeue", "-h", f"--jobs={job}", "--states=all", "--format=%T").strip()
@@ -152,7 +152,7 @@ class Recorder:
         self.say(*(word.format(job) for word in SACCT), env=QUERY)
 
     def reaches(self, job: str, state: str, reason: str = "") -> None:
-        """Wait for a state and a reason, then keep what is said of the job."""
+        """Wait for a state and a reason, then keep what is printed of the job."""
         shown = ("squeue", "-h", f"--jobs={job}", "--states=all", "--format=%T|%r")
         self.place.until(*shown, shows=rf"^({state})\|.*{reason}")
         self.status(job)
@@ -242,7 +242,7 @@ def requeued_and_held(r: Recorder) -> None:
 
 
 def with_partition(r: Recorder, change: str, undo: str, *directives: str, reason: str) -> None:
-    """What a job says while its partition is changed."""
+    """What is printed of a job while its partition is changed."""
     r.change("scontrol", "update", f"PartitionName={r.place.partition}", change)
     try:
         r.reaches(r.submit(*directives), "PENDING", reason)
@@ -269,7 +269,7 @@ def partition_inactive(r: Recorder) -> None:
 
 
 def with_partition_after(r: Recorder, job: str, change: str, undo: str, reason: str) -> None:
-    """What a job says that was submitted before its partition was changed."""
+    """What is printed of a job that was submitted before its partition was changed."""
     r.change("scontrol", "update", f"PartitionName={r.place.partition}", change)
     try:
         r.place.run("scontrol", "release", job, root=True)
@@ -279,7 +279,7 @@ def with_partition_after(r: Recorder, job: str, change: str, undo: str, reason: 
 
 
 def with_node(r: Recorder, state: str, *directives: str, reason: str) -> None:
-    """What a job says that wants a node which is in this state."""
+    """What is printed of a job that wants a node which is in this state."""
     r.change("scontrol", "update", f"NodeName={r.place.node}", f"State={state}", "Reason=test")
     try:
         r.reaches(r.submit(f"--nodelist={r.place.node}", *directives), "PENDING", reason)
@@ -450,7 +450,7 @@ def on_the_site(situation: Situation) -> Situation:
 
 
 def limited(r: Recorder, whose: str, limit: str, *directives: str, reason: str, before: int = 0) -> None:
-    """What a job says that a limit holds back, or whose submit it refuses; `before` jobs run already.
+    """What is printed of a job that a limit holds back, or whose submit it refuses; `before` jobs run already.
 
     `whose` is qos (its name is few), account (physics) or user (ada).
     """

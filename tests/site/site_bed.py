@@ -43,7 +43,7 @@ class Answer(NamedTuple):
 
 
 #: A busy container engine loses the last output of some commands (seen with docker.io 20.10), and the client of its
-#: interface the first one, if it comes together with the header of the answer: the client does not look into the
+#: interface the first one, if it comes together with the header of the answer: the client does not read the
 #: buffer from which it has read the header. So each output begins with `_BEGIN`, ends with `_END`, and stays in a file
 #: of the host, which is read again where one of both is missing.
 _BEGIN, _END = b"\x02", b"\x04"
@@ -228,7 +228,7 @@ class Site:
         wait_for(lambda: self.exec("login1", "sacct", "root", check=False).code == 0, "slurmdbd answers", 60)
 
     def fill_home(self) -> None:
-        """Leave no room in home: who writes there is told that no space is left on the device."""
+        """Leave no room in home: who writes there reads that no space is left on the device."""
         self._gluster("set", "storage.reserve", "99")  # percent; 100 would be bytes
         full = lambda: "No space left" in self.exec("login1", "echo text > .full", check=False).err  # noqa: E731
         wait_for(full, "home is full", 60)

@@ -30,7 +30,7 @@ cat .ssh/id_ed25519.pub
 
 @pytest.fixture
 def laptop(site: Site) -> Site:
-    """The site, whose login nodes know ada's laptop."""
+    """The site, whose login nodes have the key of ada's laptop."""
     site.exec("login1", "mkdir -p -m 700 .ssh")
     site.put("login1", ".ssh/authorized_keys", site.exec(LAPTOP, KEYS).out)
     for host in ("login1", "login2"):

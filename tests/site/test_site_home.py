@@ -142,7 +142,7 @@ with SlurmGPUCluster(**{SMALL | {"name": "bill", "jobs": 1}!r}) as cluster:
     program.ends()
 
 
-#: Replaces what a cluster directory has again and again, until it is told to end.
+#: Replaces what a cluster directory has again and again, until it must end.
 WRITES = """
 import threading
 from pathlib import Path

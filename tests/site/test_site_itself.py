@@ -1,4 +1,4 @@
-"""The site in containers is what it says: hosts, users, limits, a home that changes late, GPUs and memory enforced."""
+"""The site in containers has what it claims: hosts, users, limits, a late home, enforced GPUs and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the site holds back, refuses, kills and preempts, and the words in which the user hears of it."""
+"""What the site holds back, refuses, kills and preempts, and the words in which the user reads of it."""
 
 from __future__ import annotations
 

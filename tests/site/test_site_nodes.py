@@ -8,7 +8,7 @@ from site_bed import Site, wait_for
 from tests.site.programs import SMALL, Program
 
 ONE = SMALL | {"jobs": 1, "env": {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}}
-#: Runs a task that waits, says on which node, and then that it ended on another.
+#: Runs a task that waits, prints on which node, and then that it ended on another.
 WORKS = """
 from distributed import Event, get_worker
 def wait_for_it():
@@ -42,7 +42,7 @@ def working(name: str, **options: object) -> tuple[Program, str, str]:
 def test_a_node_that_is_switched_off_is_named_and_its_task_runs_elsewhere(site: Site) -> None:
     program, node, job = working("off")
     site.kill(node)
-    # Slurm says after a minute that the node failed; a job without a worker is replaced after a minute too.
+    # Slurm reports after a minute that the node failed; a job without a worker is replaced after a minute too.
     program.hears(rf"worker job {job} .*(node_fail: its node failed|on {node}: lost 1 of 1 worker)", 300)
     program.hears("ended elsewhere: True.*jobs: 2", 300)
     site.boot(node)
@@ -72,7 +72,7 @@ def test_a_worker_that_the_scheduler_cannot_reach_is_replaced_though_slurm_reach
     program.ends()
 
 
-#: Says on which node its worker runs, when that worker is lost, and where it computes afterwards.
+#: Prints on which node its worker runs, when that worker is lost, and where it computes afterwards.
 COMES_BACK = """
 with SlurmGPUCluster(**{options!r}) as cluster, cluster.get_client() as client:
     cluster.wait_for_workers(1)

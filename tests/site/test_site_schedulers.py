@@ -8,7 +8,7 @@ from site_bed import Site
 from tests.site.programs import SMALL, Program
 
 RESTART = SMALL | {"jobs": 2, "on_scheduler_end": "restart"}
-#: Says where the scheduler works, computes before and after it is lost, and says what stayed.
+#: Prints where the scheduler works, computes before and after it is lost, and prints what stayed.
 GOES_ON = """
 import json, subprocess
 def hpcgpu_says(*words):
@@ -37,7 +37,7 @@ def test_worker_jobs_stay_when_the_node_of_the_scheduler_is_switched_off(site: S
     program = Program("login1", GOES_ON.format(options=RESTART | {"name": "dark"}))
     node = program.hears(r"scheduler on (\w+)")[1]
     site.kill(node)
-    # Slurm says it by itself after a minute.
+    # Slurm reports it by itself after a minute.
     site.slurm("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test", host="ctl")
     program.hears("the scheduler of cluster dark is gone and another one is started", 300)
     program.hears("restarting:.*2 worker jobs keep their 2 GPUs and wait for it")

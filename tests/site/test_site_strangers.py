@@ -63,7 +63,7 @@ def ports(places: Iterable[str]) -> set[str]:
 
 
 def listening(site: Site) -> set[str]:
-    """Each port on which a process of ada listens for other hosts, whether an address of it is told or not."""
+    """Each port on which a process of ada listens for other hosts, whether an address of it is published or not."""
     found = set()
     for host in NODES:
         for line in site.exec(host, "ss -Hltne | grep uid:2001", "root", check=False).out.splitlines():
@@ -74,7 +74,7 @@ def listening(site: Site) -> set[str]:
 
 
 def tries(site: Site, host: str, user: str, directories: list[str], places: list[str]) -> list[str]:
-    """What `knocks` says: a line for each try."""
+    """What `knocks` prints: a line for each try."""
     own = [word for directory in directories for word in ("--with", directory)]
     done = site.python(host, Path(knocks_module.__file__).read_text(), "10", *own, *places, user=user, timeout=240)
     lines = done.out.splitlines()
@@ -184,7 +184,7 @@ def files_are_closed(site: Site, host: str) -> None:
 
 
 def commands_are_refused(site: Site, host: str, jobs: list[str]) -> None:
-    """No command does anything for bob; each says that he may not."""
+    """No command does anything for bob; each reports that he may not."""
     python = [PYTHON, "-c", f"import hpcgpu; hpcgpu.connect({MINE!r}, timeout=60)"]
     stop = [f"hpcgpu {words}".split() for words in ("stop mine", f"stop {MINE}")]
     change = [f"hpcgpu {words}".split() for words in ("scale mine --jobs 3", "adapt mine --maximum-jobs 3")]

@@ -48,7 +48,7 @@ BED_NEEDS = ("slurm-wlm", "munge")
 DAEMONS = ("slurmctld", "slurmd", "slurmstepd", "slurmscriptd")
 PORTS = range(12000, 32000)  # below the range that outgoing connections take theirs from
 CAP_MKNOD = 27
-#: Slurm looks at its queue every second, and at once when something changed. By default it does so every 30 s
+#: Slurm reads its queue every second, and at once when something changed. By default it does so every 30 s
 #: (backfill) and 60 s, and up to 3 s after a change.
 FAST = "sched_interval=1,bf_interval=1,batch_sched_delay=0"
 #: The settings of slurm.conf that are the same for every bed.
@@ -121,7 +121,7 @@ class Job(NamedTuple):
 
 
 class Process(NamedTuple):
-    """What /proc says of one process; the bytes are empty where it may not be read."""
+    """What /proc has of one process; the bytes are empty where it may not be read."""
 
     pid: int
     parent: int
@@ -204,7 +204,7 @@ def why_not() -> str | None:
 
 
 def install_packages(packages: list[str]) -> None:
-    """Install packages of Debian or Ubuntu; BedError says why that cannot be."""
+    """Install packages of Debian or Ubuntu; BedError reports why that cannot be."""
     if not packages:
         return
     if reason := cannot_install():
@@ -333,7 +333,7 @@ class SlurmBed:
         if reason := why_not():
             raise BedError(f"this machine cannot host the bed: {reason}")
         start_munge()
-        for left in (1, 0):  # another process may take a port between the look and the daemon's start
+        for left in (1, 0):  # another process may take a port between the check and the daemon's start
             self.stop()
             self._write()
             try:
@@ -371,7 +371,7 @@ class SlurmBed:
         """What a process needs in its environment to use this cluster."""
         return {"SLURM_CONF": str(self.conf)}
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- reading ------------------------------------------------------------------------------------------------------
 
     def nodes(self) -> dict[str, str]:
         """The state of each node as `sinfo` spells it, such as idle, mixed, down*."""
@@ -435,7 +435,7 @@ class SlurmBed:
         self._kill("slurmd", signal.SIGKILL, name)
 
     def switch_off(self, name: str) -> None:
-        """Kill all that runs on a node, as the loss of its power does: the controller does not hear of it."""
+        """Kill all that runs on a node, as the loss of its power does: the controller receives nothing of it."""
         if not is_root():
             return self._as_root("switch-off", name)
         log, variable = f"{self.directory}/log/slurmd-{name}.log", f"SLURMD_NODENAME={name}".encode()
@@ -444,7 +444,7 @@ class SlurmBed:
             return log in process.files if process.name in DAEMONS else variable in process.environment.split(b"\0")
 
         while alive := [process for process in self._own_processes() if there(process)]:
-            # first the daemons, which would say that a job has ended
+            # first the daemons, which would report that a job has ended
             for process in sorted(alive, key=lambda process: process.name not in DAEMONS):
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
@@ -456,7 +456,7 @@ class SlurmBed:
         self._kill("slurmctld", signal.SIGTERM)
 
     def start_controller(self) -> None:
-        """Start slurmctld, with the jobs it knew, and return when it has heard from the nodes that run."""
+        """Start slurmctld, with the jobs it had, and return when it has received answers of the nodes that run."""
         if not is_root():
             return self._as_root("start-controller")
         self._controller()

@@ -4,7 +4,7 @@ With HPCGPU_TEST_SLURM=there in the environment it is the Slurm that this machin
 from its login node (ci/test-site.sh); tests that need root's hands on nodes or controller are skipped.
 
 It schedules every second, so that tests of other things do not wait for it. `slow_bed` is one that schedules as
-other parameters say: Slurm's defaults, or only when something changes.
+other parameters request: Slurm's defaults, or only when something changes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def running(place: Path, request: pytest.FixtureRequest, scheduling: str) -> Ite
         return
     if reason := slurm_bed.why_not():
         pytest.skip(f"no Slurm can run here: {reason}")
-    request.getfixturevalue("fake_gpus")  # after the reason above, which says more than a missing compiler
+    request.getfixturevalue("fake_gpus")  # after the reason above, which explains more than a missing compiler
     bed = slurm_bed.SlurmBed(place, scheduling)
     bed.start()
     with pytest.MonkeyPatch.context() as patch:
@@ -99,5 +99,5 @@ def _slow_bed(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureR
 
 @pytest.fixture
 def slow_bed(_slow_bed: slurm_bed.SlurmBed, home: Path) -> Iterator[slurm_bed.SlurmBed]:
-    """A test says by `@pytest.mark.parametrize("_slow_bed", [...], indirect=True)` how it schedules."""
+    """A test requests by `@pytest.mark.parametrize("_slow_bed", [...], indirect=True)` how it schedules."""
     yield from one_test(_slow_bed)

@@ -36,7 +36,7 @@ def in_queue(bed: SlurmBed) -> list[str]:
 
 
 def submits(cluster: SlurmGPUCluster) -> list[str]:
-    """Ids of all worker jobs that the journal knows, and that the queue accepted."""
+    """Ids of all worker jobs that the journal records, and that the queue accepted."""
     lines = [json.loads(line) for line in (cluster.directory.path / "journal.jsonl").read_text().splitlines()]
     return [line["id"] for line in lines if line["event"] == "submitted" and not line["name"].endswith("-scheduler")]
 
@@ -49,7 +49,7 @@ def stop(name: str) -> None:
 
 
 def run_script(script: Path, *options: str) -> int:
-    """Submit a script, and return its exit code when it has ended. `sbatch --wait` looks after 2, 10, 42 and 74 s."""
+    """Submit a script, and return its exit code when it has ended. `sbatch --wait` polls after 2, 10, 42 and 74 s."""
     job = call("sbatch", "--parsable", *options, str(script)).strip()
 
     def shown(field: str) -> str:

@@ -318,7 +318,7 @@ def test_a_detached_cluster_outlives_its_scheduler_job(bed: SlurmBed, until: Unt
 
 
 def test_a_cluster_whose_scheduler_job_was_suspended_works_on(bed: SlurmBed, until: Until) -> None:
-    """A scheduler that is suspended hears nobody: that time counts for none of its limits, which are shorter here."""
+    """A suspended scheduler receives nothing: that time counts for none of its limits, which are shorter here."""
     limits = {"lease": "30s", "idle_timeout": "30s", "env": {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "30s"}}
     limits["scheduler"] = CPU["scheduler"] | {"walltime": "1h"}
     with SlurmGPUCluster(**CPU | limits, jobs=1) as cluster, Client(cluster) as client:

@@ -100,7 +100,7 @@ def test_a_time_limit_that_sbatch_does_not_look_at_is_said(bed: SlurmBed, home: 
 
 
 def test_a_walltime_over_the_limit_ends_the_start_at_once(bed: SlurmBed, home: Path) -> None:
-    """Slurm accepts the job, and says at the first poll why it never starts; no second interval is waited for."""
+    """Slurm accepts the job, and reports at the first poll why it never starts; no second interval is waited for."""
     options = {"queue": "shared", "walltime": "2h", "gpus_per_node": 0, "cores": 1, "poll_interval": 3600}
     try:
         bed.set_partition("shared", "MaxTime=30")

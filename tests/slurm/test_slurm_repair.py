@@ -21,7 +21,7 @@ Until = Callable[..., None]
 
 
 def test_jobs_that_were_scaled_away_stay_away(bed: SlurmBed, until: Until) -> None:
-    """The first program sees none of them end: Slurm still knows them, as completing or cancelled, when the next one
+    """The first program sees none of them end: Slurm still lists them, as completing or cancelled, when the next one
     comes.
     """
     cluster = SlurmGPUCluster(name="few", jobs=3, shutdown_on_close=False, **CPU)

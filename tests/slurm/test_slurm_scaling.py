@@ -101,7 +101,7 @@ def test_a_job_that_its_walltime_kills_is_no_failure_and_its_task_is_not_blamed(
 
 
 def test_a_job_whose_walltime_an_operator_extends_works_on_after_its_old_end(bed: SlurmBed, until: Until) -> None:
-    """Slurm since 23.02 tells a job its end at the start only: a later end is in the queue alone."""
+    """Slurm since 23.02 gives a job its end at the start only: a later end is in the queue alone."""
     tells = "export SLURM_JOB_END_TIME=$(SLURM_TIME_FORMAT=%s squeue --noheader --jobs=$SLURM_JOB_ID --format=%e)"
     options = CPU | {
         "walltime": "00:01:00",

@@ -1,6 +1,6 @@
 """How soon worker jobs start behind the scheduler job: on a Slurm with default scheduling, and on one without cycles.
 
-By default Slurm looks at its queue in cycles of half a minute, and when a job is submitted, changed or ends. The second
+By default Slurm reads its queue in cycles of half a minute, and when a job is submitted, changed or ends. The second
 Slurm here does the latter only: a job that nothing but a cycle would start never starts there.
 """
 
@@ -34,7 +34,7 @@ def run(*argv: str) -> str:
 
 
 def shown(job_id: str) -> dict[str, str]:
-    """What Slurm says of a job."""
+    """What Slurm reports of a job."""
     return dict(word.split("=", 1) for word in run("scontrol", "show", "job", job_id).split() if "=" in word)
 
 

@@ -19,7 +19,7 @@ from tests.conftest import live, plain_install
 
 @pytest.fixture(scope="module", autouse=True)
 def without_bokeh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Only this module looks at Dask's dashboard."""
+    """Only this module reads Dask's dashboard."""
     if request.path.stem == "test_notebook_by_ssh":
         yield
     else:

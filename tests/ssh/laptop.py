@@ -53,7 +53,7 @@ class Terminal:
         os.close(self._screen)
 
     def expect(self, text: str, timeout: float = SECONDS) -> str:
-        """Wait until it shows a text; what it showed up to there, which no later call looks at."""
+        """Wait until it shows a text; what it showed up to there, which no later call reads."""
         deadline = time.monotonic() + timeout
         while text not in self.shown:
             if not self._read(deadline):
@@ -84,7 +84,7 @@ class Terminal:
             return False
         try:
             data = os.read(self._screen, 65536)
-        except OSError:  # Linux says so when the last program closed it
+        except OSError:  # Linux reports it when the last program closed it
             return False
         self.shown += data.decode(errors="replace")
         return bool(data)
@@ -206,7 +206,7 @@ class Relay:
 
 
 class WhatPsShows:
-    """Inside, it looks at the command lines of all processes of this machine again and again. A process that lives for
+    """Inside, it reads the command lines of all processes of this machine again and again. A process that lives for
     a few milliseconds may not be seen.
     """
 
@@ -240,5 +240,5 @@ def agent(place: Path) -> tuple[subprocess.Popen[bytes], Path]:
     socket = place / "agent"
     started = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.PIPE)
     assert started.stdout is not None
-    started.stdout.readline()  # it says where it listens
+    started.stdout.readline()  # it prints where it listens
     return started, socket

@@ -6,7 +6,7 @@
         subprocess.run(["ssh", "login1", "hostname"], env=os.environ | node.environment())
 
 The far side has a home and an environment of its own, which `environment` adds to. The near side has an `ssh` on its
-PATH that calls the real one with a configuration of its own. It knows one host, `login1`.
+PATH that calls the real one with a configuration of its own. It has one host, `login1`.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class LoginNode:
 
     def start(self) -> None:
         """Listen, on the same port as before."""
-        for left in (2, 1, 0):  # another process may take the port between the look and the start
+        for left in (2, 1, 0):  # another process may take the port between the check and the start
             self.port = self.port or free_ports(1)[0]
             self._write()
             listens, said = self._run()
@@ -282,7 +282,7 @@ class LoginNode:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Inside, sshd says nothing, on open connections or on new ones."""
+        """Inside, sshd answers nothing, on open connections or on new ones."""
         assert self._process is not None
         stopped = [self._process.pid, *self.sessions()]
         for pid in stopped:
@@ -294,7 +294,7 @@ class LoginNode:
                 _tell(pid, signal.SIGCONT)
 
     def change_host_key(self) -> None:
-        """Have another key than the near side knows, as after a new installation."""
+        """Have another key than the near side has, as after a new installation."""
         self.stop()
         make_key(self.far / "host_key")
         self.start()
@@ -397,7 +397,7 @@ class LoginNode:
         self._config.write_text("\n\n".join([*hosts, ""]))
 
     def _run(self) -> tuple[bool, str]:
-        """Start sshd; whether it listens, and what it said until then."""
+        """Start sshd; whether it listens, and what it printed until then."""
         command = [str(which("sshd")), "-D", "-e", "-f", str(self.far / "sshd_config")]
         if self._as_host:
             script = "set -e\nmount --make-rprivate /\n" + "\n".join([*self._as_host, 'exec "$0" "$@"'])
@@ -422,7 +422,7 @@ class LoginNode:
         return any("Server listening" in line for line in said), "".join(said)
 
     def _keep_log(self, stream: IO[str], said: list[str], settled: threading.Event) -> None:
-        """Write down what sshd says, until its last session ended."""
+        """Write down what sshd prints, until its last session ended."""
         with stream, self.log.open("a", buffering=1) as log:
             for line in stream:
                 log.write(line)

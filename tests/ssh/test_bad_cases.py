@@ -1,4 +1,4 @@
-"""What a user of a laptop is told when something is wrong between it and the login node."""
+"""What a user of a laptop reads when something is wrong between it and the login node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def works(*arguments: str) -> str:
 
 
 def refusal(*arguments: str, **environment: str) -> str:
-    """What hpcgpu says when it cannot do it: one sentence or more, without a traceback."""
+    """What hpcgpu prints when it cannot do it: one sentence or more, without a traceback."""
     done = helpers.hpcgpu(*(arguments or LIST), **environment)
     assert done.returncode in (1, 2) and done.stdout == "", done
     error, _, hint = done.stderr.strip().partition("\n")

@@ -58,7 +58,7 @@ def connect() -> Iterator[Callable[[], Client]]:
     yield another
     for client in clients:
         client.close()
-    for one in reached_by_ssh._tunnels.values():  # they would look for the login node until the program ends
+    for one in reached_by_ssh._tunnels.values():  # they would try the login node until the program ends
         one.close()
     reached_by_ssh._tunnels.clear()
 

@@ -1,4 +1,4 @@
-"""A login node, or a command of hpcgpu on it, hangs: the program on the laptop says so, and Ctrl-C ends it."""
+"""A login node, or a command of hpcgpu on it, hangs: the program on the laptop reports it, and Ctrl-C ends it."""
 
 from __future__ import annotations
 

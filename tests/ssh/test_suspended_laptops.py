@@ -27,7 +27,7 @@ from tests.conftest import Until, live, queue_in, wait_until
 
 pytestmark = pytest.mark.shows("A laptop reaches a cluster by ssh; its connection breaks")
 
-#: The login node ends the sessions of a laptop that says nothing for three seconds.
+#: The login node ends the sessions of a laptop that sends nothing for three seconds.
 FORGETS = ("ClientAliveInterval 1", "ClientAliveCountMax 3")
 #: What takes minutes takes seconds in the program. It waits for a line of its input before each phase.
 BEGINS = """

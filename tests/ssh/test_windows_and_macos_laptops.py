@@ -15,7 +15,7 @@ from tests.conftest import queue_in
 pytestmark = pytest.mark.shows("A laptop with Windows or macOS, as far as a Linux can pretend to be one")
 
 PRETENDED = str(Path(__file__).with_name("pretended_system.py"))
-#: What may be said. The second text is asyncio's: on Linux, the `kill` that is meant for Windows may take the exit code
+#: Permitted output. The second text is asyncio's: on Linux, the `kill` that is meant for Windows may take the exit code
 #: of an ssh before asyncio does.
 MAY_BE_SAID = ("waiting for its scheduler", "Unknown child process")
 LIFE = """

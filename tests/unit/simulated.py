@@ -36,7 +36,7 @@ HOUR = 3600.0
 
 
 class Queue(BatchSystem):
-    """A batch queue in which things happen when the test says so."""
+    """A batch queue in which things happen when the test requests them."""
 
     name = "slurm"
 
@@ -281,7 +281,7 @@ class Site:
         self.queue.jobs[job_id] = replace(self.queue.jobs[job_id], **{"state": state, "reason": "", **status})
 
     def forgets(self, name: str) -> None:
-        """Let the queue not know a job any more."""
+        """Let the queue not list a job any more."""
         self.says(name, JobState.RUNNING, name="")
 
     async def starts(self, name: str) -> None:
@@ -293,7 +293,7 @@ class Site:
         await self.polled()
 
     def loses(self, worker: str) -> None:
-        """Let a worker's connection end, of which the manager may not have heard yet if the worker has retired."""
+        """Let a worker's connection end, which the manager may not have received yet if the worker has retired."""
         self.client.there.pop(f"tls://{worker}", None)
         self.reconciler.worker_left(f"tls://{worker}")
 

@@ -44,7 +44,7 @@ async def test_a_retiring_worker_and_one_that_refuses_tasks_accept_tasks_again_w
 async def test_a_worker_that_is_paused_because_its_memory_is_full_refuses_tasks_too() -> None:
     async with (
         Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
-        # without a limit, Dask does not look whether the memory has room again
+        # without a limit, Dask does not check whether the memory has room again
         Worker(scheduler.address, nthreads=1, name="full", memory_limit=0, dashboard=False) as worker,
     ):
         accept_tasks.obey(worker)

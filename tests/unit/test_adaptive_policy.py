@@ -1,4 +1,4 @@
-"""The policy, on generated histories of a simulated queue, and in examples that say what it does."""
+"""The policy, on generated histories of a simulated queue, and in examples that show what it does."""
 
 from __future__ import annotations
 
@@ -421,7 +421,7 @@ def test_a_long_tail_gives_back_what_cannot_help() -> None:
         ((600.0, 500.0, 700.0), 40.0, 1.2),  # a start is cheaper
         ((100.0, 100.0), 1800.0, 125.0),  # on a busy queue it is not
         ((4000.0,), 86400.0, 15.0),  # but no start is worth an hour
-        ((1.0,) * 10, 3600.0, 15.0),  # and short gaps do not say that none is longer
+        ((1.0,) * 10, 3600.0, 15.0),  # and short gaps do not prove that none is longer
         ((1.0,) * 10, 40.0, 1.25),  # which costs little where a start does
     ],
 )

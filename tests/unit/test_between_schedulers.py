@@ -1,4 +1,4 @@
-"""What is said of a cluster whose scheduler has ended, and whose worker jobs wait for the next one."""
+"""What is reported of a cluster whose scheduler has ended, and whose worker jobs wait for the next one."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def test_a_fresh_look_changes_no_mode_and_follows_no_link(tmp_path: Path) -> Non
 
 
 class Replaced:
-    """A network filesystem whose client has a stale handle of a file, until somebody looks at the directory."""
+    """A network filesystem whose client has a stale handle of a file, until somebody reads the directory."""
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
         self.left, self.path, really = times, path, checked_files.opened

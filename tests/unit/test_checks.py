@@ -44,7 +44,7 @@ INFINIBAND = Node(
 
 
 def seen(kind: str = "worker", **changes: Any) -> Seen:
-    """What a healthy job tells, changed."""
+    """What a healthy job reports, changed."""
     job = Seen(kind)
     job.waited = 42.0
     job.found = {
@@ -352,7 +352,7 @@ def test_the_lines_of_a_check_are_printed_as_a_table() -> None:
 
 
 class Forgetful(LocalQueue):
-    """A queue that takes jobs, and knows nothing of them afterwards; at last it does not answer."""
+    """A queue that takes jobs, and lists none of them afterwards; at last it does not answer."""
 
     def __init__(self, directory: Path, answers: int) -> None:
         super().__init__(directory, gpus=0)

@@ -24,7 +24,7 @@ DAY = 86400.0
 
 
 class Queue:
-    """A queue that knows some jobs, and forgets the others."""
+    """A queue that lists some jobs, and forgets the others."""
 
     name = "slurm"
     remembers = False

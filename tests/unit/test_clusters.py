@@ -1,4 +1,4 @@
-"""Clusters as their directories and the queue tell of them."""
+"""Clusters as their directories and the queue report them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.helpers import Clock
 
 
 class Queue:
-    """Knows one job, and leaves it out of the answers that it is told to."""
+    """Has one job, and leaves it out of the answers that a test chooses."""
 
     remembers = False
 
@@ -423,7 +423,7 @@ def test_what_is_given_up_is_written_by_the_manager_alone_and_a_full_disk_does_n
 
 
 class Tells:
-    """A queue that knows no live job, and of those that have ended what it is told."""
+    """A queue that lists no live job, and of those that have ended what it is given."""
 
     remembers = False
 

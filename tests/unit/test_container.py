@@ -89,7 +89,7 @@ def test_podman_hpc_leaves_the_program_its_own_dashes() -> None:
 
 
 class Node:
-    """A directory with programs that stand in for those of a node: each says what it was called with."""
+    """A directory with programs that stand in for those of a node: each prints what it was called with."""
 
     def __init__(self, place: Path) -> None:
         self.bin = place / "bin"

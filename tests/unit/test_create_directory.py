@@ -50,7 +50,7 @@ def contend(root: Path, rounds: int, barrier: Barrier, tell: Any) -> None:
         else:
             tell.send((number, "won", claimed.token()))
         barrier.wait(60)
-        barrier.wait(60)  # the test has looked, and ended the cluster
+        barrier.wait(60)  # the test has checked, and ended the cluster
 
 
 @pytest.mark.parametrize("ends", ["closed", "jobs ended"])

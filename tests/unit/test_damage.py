@@ -38,7 +38,7 @@ JOBS = {"7": "bad-scheduler", "8": "bad-0", "9": "good-scheduler"}
 
 
 class Queue:
-    """Knows the jobs of two clusters."""
+    """Has the jobs of two clusters."""
 
     remembers = False
 
@@ -252,7 +252,7 @@ def test_a_damaged_file_of_the_embedded_queue_costs_its_own_job_only(
     shutil.copytree(there, whole)
     for content in damages((there / file).read_bytes()):
         (there / file).write_bytes(content)
-        if file == "queue.json" and readable(content):  # of another machine, or of another size: the message says which
+        if file == "queue.json" and readable(content):  # of another machine, or of another size: the message has it
             shutil.copy(whole / file, there / file)
             continue
         assert embedded.submit(tmp_path / "job.sh", job_name="new") not in ("1", "2", "3")

@@ -155,14 +155,14 @@ def test_the_cluster_proves_that_it_listens_to_who_has_the_token(port: int, dire
 
 
 def publish(directory: ClusterDirectory, port: int) -> None:
-    """Let the contact say that the dashboard listens there."""
+    """Let the contact record that the dashboard listens there."""
     directory.publish(
         Contact(token=directory.token(), job_id="1", workers="", client="", dashboard=f"127.0.0.1:{port}")
     )
 
 
 class Rogue(BaseRequestHandler):
-    """A program of another user that has got the port of a dashboard. It keeps what it hears."""
+    """A program of another user that has got the port of a dashboard. It keeps what it receives."""
 
     heard: ClassVar[list[bytes]] = []
     over: ClassVar[Event]

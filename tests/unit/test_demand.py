@@ -1,4 +1,4 @@
-"""What the answer of the Dask scheduler says of the work that a group of workers has."""
+"""What the answer of the Dask scheduler reports of the work that a group of workers has."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ async def test_submits_that_are_refused_now_and_then_do_not_pause_a_group(tmp_pa
         await site.passes(20)
         assert len(site.registry.active) == 2 and not site.group.failures.paused
         await site.starts(max(site.registry.active))
-        site.state.check()  # whoever waits for workers hears of no failure
+        site.state.check()  # whoever waits for workers receives no failure
 
 
 async def test_worker_jobs_wait_in_the_queue_for_the_scheduler_job_until_it_runs(
@@ -112,7 +112,7 @@ async def test_the_contact_of_an_earlier_scheduler_job_is_not_taken_for_that_of_
     site.directory.publish(contact(site, "earlier"))
     site.says("demo-scheduler", JobState.FAILED)
     await site.state.dispatcher.poll()
-    with pytest.raises(ClusterError):  # it looks for a contact first
+    with pytest.raises(ClusterError):  # it searches for a contact first
         await site.scheduler.wait_until_reachable()
     assert site.scheduler.contact is None
 

@@ -1,4 +1,4 @@
-"""Each exception says where it is explained, and what it says itself stays as it is."""
+"""Each exception names where it is explained, and its own message stays as it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a cluster would start: what the batch systems say before a submit, and what is made of it."""
+"""When a cluster would start: what the batch systems report before a submit, and what is made of it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_nodes_of_pbs_that_are_free_now(state: str, assigned: int, words: st
 
 
 class Oracle(BatchSystem):
-    """A batch system that says when jobs start, by queue; it keeps the scripts that it was shown."""
+    """A batch system that reports when jobs start, by queue; it keeps the scripts that it was shown."""
 
     name = "oracle"
 

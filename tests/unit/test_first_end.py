@@ -1,4 +1,4 @@
-"""What is said before a block: which of its jobs ends first, and why there are not more workers."""
+"""What is reported before a block: which of its jobs ends first, and why there are not more workers."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
 
 
 def later(directory: ClusterDirectory) -> None:
-    """Make it one of a version that has more in its files than this one can know."""
+    """Make it one of a version that has more in its files than this one can read."""
     about = json.loads((directory.path / "cluster.json").read_text())
     later = {"format": 99, "version": "9.1", "encrypted": {"by": "quanta"}}
     directory.write("cluster.json", json.dumps(about | later))

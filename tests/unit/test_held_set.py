@@ -1,4 +1,4 @@
-"""What a program is told of its held workers: how the job of a lost one has ended, and what a call has raised."""
+"""What a program receives of its held workers: how the job of a lost one has ended, and what a call has raised."""
 
 from __future__ import annotations
 

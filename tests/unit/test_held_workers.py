@@ -74,7 +74,7 @@ async def cluster(
 ) -> AsyncIterator[tuple[Extension, Any]]:
     """A scheduler with hpcgpu's extension, and what makes a request.
 
-    `jobs` and `nodes` have an element for each worker; `times` says what a job knows of its start and end.
+    `jobs` and `nodes` have an element for each worker; `times` has what a job records of its start and end.
     """
     async with (
         Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
@@ -176,7 +176,7 @@ async def test_without_a_program_that_waits_nothing_is_looked_at(monkeypatch: py
     async with cluster(2) as (extension, request):
         assert await (await request(1)).held() == 1
         with monkeypatch.context() as no_scheduler:
-            no_scheduler.setattr(extension.holds, "scheduler", None)  # so to look at its workers fails
+            no_scheduler.setattr(extension.holds, "scheduler", None)  # so to read its workers fails
             extension.holds.assign()
         assert await (await request(1)).held() == 1
 

@@ -157,7 +157,7 @@ class World:
         return job_id is None or self.queue.jobs[job_id].state.ended
 
     def pick(self, index: int, state: JobState) -> str | None:
-        """The name of a job in a state, if there is one and the manager knows it."""
+        """The name of a job in a state, if there is one and the manager has it."""
         known = {job.job_id: job.name for job in self.site.registry.worker_jobs}
         names = [known[job.job_id] for job in self.live if job.state is state and job.job_id in known]
         return names[index % len(names)] if names else None

@@ -1,4 +1,4 @@
-"""The table of jobs says how old it is; of many jobs there is a summary, which fits into 80 columns."""
+"""The table of jobs shows how old it is; of many jobs there is a summary, which fits into 80 columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the journal says of jobs, when lines of it are damaged, late, or of another cluster of the same name."""
+"""What the journal records of jobs, when lines of it are damaged, late, or of another cluster of the same name."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def directory(tmp_path: Path) -> ClusterDirectory:
 
 
 def follow(directory: ClusterDirectory, queue: Queue, monkeypatch: pytest.MonkeyPatch, limit: float) -> float:
-    """Read on until the reader says that all has ended; return after how many seconds."""
+    """Read on until the reader reports that all has ended; return after how many seconds."""
     clock = Clock()
     began = clock.now
     monkeypatch.setattr(logs, "time", clock)

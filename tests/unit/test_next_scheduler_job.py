@@ -292,7 +292,7 @@ async def missing_for_two_minutes(site: Site, name: str) -> None:
 
 @pytest.fixture
 def cancels(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The jobs that the queue is told to cancel, by id."""
+    """The jobs that the queue is requested to cancel, by id."""
     told: list[str] = []
     cancel = site.queue.cancel
 

@@ -1,4 +1,4 @@
-"""What a user who does not look is told of a cluster, when, and by whom it is delivered."""
+"""What a user who does not watch receives of a cluster, when, and by whom it is delivered."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_end_is_told_once_and_in_time() -> None:
 @pytest.mark.parametrize(
     ("seen", "now", "due"),
     [
-        (replace(RUNS, end=None), 9 * HOUR, False),  # a queue that does not know the end
+        (replace(RUNS, end=None), 9 * HOUR, False),  # a queue that does not report the end
         (replace(RUNS, scheduler=""), 4 * HOUR, False),  # it waits
         (RUNS, 5 * HOUR, True),  # the clocks differ: better late than never
         (replace(RUNS, start=None), 4 * HOUR - 900, True),

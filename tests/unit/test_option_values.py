@@ -206,7 +206,7 @@ def test_a_positional_argument_is_refused_by_what_to_write() -> None:
 def test_arguments_of_scale_and_adapt_that_do_not_exist_are_refused_by_what_to_write(
     call: str, args: tuple[Any, ...], named: dict[str, Any], message: str
 ) -> None:
-    cluster = object.__new__(SlurmGPUCluster)  # refused before anything of the cluster is looked at
+    cluster = object.__new__(SlurmGPUCluster)  # refused before anything of the cluster is read
     with pytest.raises(OptionError) as caught:
         getattr(cluster, call)(*args, **named)
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Options: where they come from, and what is said of those that cannot be."""
+"""Options: where they come from, and what is reported of those that cannot be."""
 
 from __future__ import annotations
 

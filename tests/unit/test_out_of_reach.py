@@ -1,4 +1,4 @@
-"""Jobs on a node with which the batch system has lost contact, and jobs that the queue does not know any more."""
+"""Jobs on a node with which the batch system has lost contact, and jobs that the queue does not list any more."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_a_group_above_is_a_warning_and_one_that_writes_to_the_thing_itself_is_r
     mine.parent.chmod(0o2770)
     with pytest.warns(hpcgpu.ClusterWarning, match=f"members of a group can replace {mine}.*chmod g-w {mine.parent}"):
         check(mine)
-    check_parent(mine.parent)  # said once
+    check_parent(mine.parent)  # reported once
     mine.parent.chmod(0o755)
     mine.chmod(0o770)
     with pytest.raises(NotTrusted, match="chmod g-w"):

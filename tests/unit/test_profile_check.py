@@ -1,4 +1,4 @@
-"""`hpcgpu profiles check`: each option of a profile beside what a batch system says; and the draft, which passes."""
+"""`hpcgpu profiles check`: each option of a profile beside what a batch system reports; and the draft, which passes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def findings(machine: Machine, *needs: str, **options: Any) -> list[Finding]:
 
 
 def found(machine: Machine, option: str, *needs: str, **options: Any) -> tuple[str, str, str]:
-    """Grade, what the machine says, and what to write, of the worker job."""
+    """Grade, what the machine reports, and what to write, of the worker job."""
     [one] = [one for one in findings(machine, *needs, **options) if one.option == option and one.job != "scheduler job"]
     return one.grade, one.machine, one.advice
 

@@ -288,7 +288,7 @@ def test_a_draft_says_where_it_must_be_to_be_found(own_home: Path, tmp_path: Pat
     assert f"- move it to {own_home}/.config/hpcgpu/profiles/site.yaml: hpcgpu finds it there" in done.stdout
 
 
-@pytest.mark.parametrize("none", ["accounting_storage/none", "(null)"])  # the second is how Slurm 26.05 says it
+@pytest.mark.parametrize("none", ["accounting_storage/none", "(null)"])  # the second is how Slurm 26.05 writes it
 def test_the_command_compares_a_profile_with_this_machine(own_home: Path, none: str) -> None:
     programs = own_home / "bin"
     programs.mkdir()

@@ -1,4 +1,4 @@
-"""What the package says of its names is true: what is private stays so, and errors that calls document exist."""
+"""What the package declares of its names is true: what is private stays so, and errors that calls document exist."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLASSES = {
     name: getattr(hpcgpu, name)
     for name in ("GPUCluster", "SlurmGPUCluster", "PBSGPUCluster", "LocalGPUCluster", "SlurmGPURunner")
 }
-#: What a user must be told of, at least.
+#: What must be documented to users, at least.
 TOLD = {
     **{
         name: {"OptionError", "ClusterExists", "BatchError", "NotTrusted", "ClusterError"}

@@ -1,4 +1,4 @@
-"""What a release says in several files: the version, what conda's recipe has of pyproject.toml, and the date."""
+"""What a release has in several files: the version, what conda's recipe has of pyproject.toml, and the date."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ async def test_no_job_is_submitted_into_a_reservation_that_ends(site: Site) -> N
 
 
 async def test_a_scheduler_job_that_the_queue_only_calls_failed_was_killed_for_memory(site: Site) -> None:
-    """As Slurm 22.05 without control groups says it: in the log alone."""
+    """As Slurm 22.05 without control groups reports it: in the log alone."""
     told = "hpcgpu: unpacking /env.tar into /dev/shm/env, which is memory\n"
     site.scheduler.log.parent.mkdir(parents=True, exist_ok=True)
     site.scheduler.log.write_text(f"{told}slurmstepd: error: Exceeded job memory limit\n")
@@ -208,7 +208,7 @@ async def test_after_too_many_failures_nothing_is_replaced_until_the_user_asks(s
     assert set(site.registry.active) == {"demo-0"}
     with pytest.raises(ClusterError, match="3 worker jobs failed in a row"):
         site.state.check()
-    site.state.check()  # it was told
+    site.state.check()  # it was reported
     await site.scale(2)
     assert len(site.registry.active) == 2
 
@@ -835,7 +835,7 @@ async def test_a_drained_job_is_never_shown_as_running(site: Site) -> None:
 
 async def test_a_job_that_starts_just_before_it_is_cancelled_counts_again(site: Site) -> None:
     await site.scale(3)
-    site.says("demo-2", JobState.RUNNING, start=site.now)  # the last poll did not know of it
+    site.says("demo-2", JobState.RUNNING, start=site.now)  # the last poll did not list it
     site.reconciler.order(Scale(DEFAULT, 2))
     phase = site.job("demo-2").phase
     assert isinstance(phase, Draining) and isinstance(phase.before, Queued)
@@ -1199,7 +1199,7 @@ async def test_a_wait_for_submits_that_is_given_up_ends_none_of_them(
 
 
 async def test_a_job_that_the_queue_forgot_has_its_end_in_the_journal_of_a_closed_cluster(site: Site) -> None:
-    """A PBS without job history: it had ended, nobody knows how, and was not cancelled with the cluster."""
+    """A PBS without job history: it had ended, no record has how, and was not cancelled with the cluster."""
     site.loses("demo-0")
     site.forgets("demo-0")
     await site.passes(300)
@@ -1873,7 +1873,7 @@ async def test_a_queue_that_does_not_answer_is_polled_ever_more_rarely_whatever_
 
 
 async def cancels_at_last(site: Site, monkeypatch: pytest.MonkeyPatch, answers: Iterable[Exception | None]) -> Periodic:
-    """Let the queue give these answers to a cancel, before it does as it is told; watch it until the program stops."""
+    """Let the queue give these answers to a cancel, before it does as requested; watch it until the program stops."""
     cancel, coming = site.queue.cancel, iter(answers)
 
     def flaky(job_ids: Iterable[str], *, only_pending: bool = False) -> None:

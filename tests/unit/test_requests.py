@@ -165,7 +165,7 @@ async def test_a_manager_that_is_silent_gets_no_request(monkeypatch: pytest.Monk
 async def test_a_manager_that_lives_takes_requests_as_soon_as_its_scheduler_runs_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A scheduler that was suspended heard nobody. If the manager counted as gone, another program would take over."""
+    """A suspended scheduler received nothing. If the manager counted as gone, another program would take over."""
     async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
         extension = install(scheduler, 60.0)
         await extension.lease.heartbeat(1)
@@ -343,7 +343,7 @@ def test_what_a_manager_has_recorded_meanwhile_is_not_undone(
     kept = directory.wanted()
     if begins == "a manager that changes the size":
         assert kept.sizes == {"default": 3}, "its order is lost"
-    elif begins == "a manager":  # it scales the cluster as was requested: the record says what it does
+    elif begins == "a manager":  # it scales the cluster as was requested: the record has what it does
         assert kept.groups["default"].limits.maximum == 4 and kept.manager_in_scheduler_job
     else:
         assert kept == earlier

@@ -1,4 +1,4 @@
-"""What is said fits what happened: the job that it is about, the kind of fault, who did it."""
+"""What is reported fits what happened: the job that it is about, the kind of fault, who did it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task of a job step knows of itself."""
+"""What a task of a job step has of itself."""
 
 from __future__ import annotations
 

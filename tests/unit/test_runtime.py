@@ -149,7 +149,7 @@ def directory(tmp_path: Path) -> ClusterDirectory:
 
 
 class Gone(Slurm):
-    """A queue that knows no job any more."""
+    """A queue that lists no job any more."""
 
     def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
         return {}
@@ -783,7 +783,7 @@ async def test_a_task_is_taken_from_a_leaving_worker_only_by_a_heartbeat_that_is
         (0.0, []),
         (1.0, []),
         (3.0, ["task"]),
-    ):  # it may have begun the task before it knew that it leaves
+    ):  # it may have begun the task before it received that it leaves
         worker.last_seen += after
         assert await Extension.unfinished(extension, ["demo-0"]) == {"demo-0": 1}
         assert moved == expected
@@ -1150,7 +1150,7 @@ if __name__ == "__main__":
         tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    # the standard streams, the socket, the pipe that tells of its end, and the directory that lists them
+    # the standard streams, the socket, the pipe that reports its end, and the directory that lists them
     told = "twice, if it is written by the fork too Handlers.SIG_DFL ['-c'] None 6 False"
     assert done.stdout.strip() in (told, told.replace("Handlers.SIG_DFL", "0"))
 

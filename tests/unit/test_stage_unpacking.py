@@ -26,7 +26,7 @@ from tests.packed import Environment, content, refusal
 Until = Callable[..., None]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user, or mount a small disk")
 
-#: What a job does: it uses the environment until it is told to end.
+#: What a job does: it uses the environment until it must end.
 PROGRAM = "from hpcgpu.runtime import stage; stage.release_at_exit(); print(*sys.orig_argv[:1], flush=True); input()"
 
 
@@ -52,7 +52,7 @@ class Job:
         return Path(line)
 
     def end(self) -> str:
-        """Let it end; return what it said."""
+        """Let it end; return what it printed."""
         return self.process.communicate("\n")[1]
 
     def kill(self) -> None:

@@ -82,7 +82,7 @@ def has_ended(directory: ClusterDirectory, how: str = "timeout") -> None:
 
 
 def reports(state: JobState) -> Queue:
-    """A queue that says this of the first scheduler job."""
+    """A queue that reports this of the first scheduler job."""
     queue = Queue()
     queue.jobs["1"] = JobStatus(job_id="1", state=state, name="demo-scheduler")
     return queue

@@ -57,7 +57,7 @@ class Site:
         return futures
 
     def state(self, name: str) -> Any:
-        """Return what the scheduler knows of a worker."""
+        """Return what the scheduler records of a worker."""
         return next(ws for ws in self.scheduler.workers.values() if ws.name == name)
 
     def shares(self) -> dict[str, int]:

@@ -165,7 +165,7 @@ def raw_pair(client: ssl.SSLContext, server: ssl.SSLContext) -> tuple[ssl.SSLSoc
 
 
 def contexts(security: Security, *, client: bool, server: bool) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return contexts for both ends, with our socket where it says so."""
+    """Return contexts for both ends, with our socket where it requests that."""
     both = (security.get_connection_args("client")["ssl_context"], security.get_listen_args("scheduler")["ssl_context"])
     for context, our in zip(both, (client, server), strict=True):
         if our:
@@ -358,7 +358,7 @@ def test_each_thread_clears_its_own_queue() -> None:
     assert failed == []
 
 
-# Peers that say nothing
+# Peers that send nothing
 
 
 def sockets_of_this_process() -> int:
@@ -503,7 +503,7 @@ async def test_a_certificate_that_is_not_valid_now_is_said_with_its_date_and_thi
 
 
 async def test_a_scheduler_whose_clock_is_wrong_is_named(ours: None, tmp_path: Path) -> None:
-    """Its clock cannot be set here: the client shows another certificate than the one whose dates it knows, which has
+    """Its clock cannot be set here: the client shows another certificate than the one whose dates it has, which has
     expired.
     """
     key, good = certificate(-DAY, DAY)

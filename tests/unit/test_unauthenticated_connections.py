@@ -170,7 +170,7 @@ def test_a_stranger_has_at_most_ten_seconds_and_no_more_than_a_peer_of_the_clust
 
 
 class _Silent:
-    """A connection whose other side says nothing."""
+    """A connection whose other side sends nothing."""
 
     open = True
 

@@ -1,4 +1,4 @@
-"""What the scheduler knows of its workers from their heartbeats: their GPUs, and the bill of their jobs."""
+"""What the scheduler records of its workers from their heartbeats: their GPUs, and the bill of their jobs."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class Cluster:
         return self.workers[name]
 
     def run(self, play: Callable[[Usage], Awaitable[None]]) -> dict[str, JobUsage]:
-        """Let a play happen between start and end of the scheduler; what the file says then."""
+        """Let a play happen between start and end of the scheduler; what the file has then."""
 
         async def whole() -> None:
             usage = Usage(SimpleNamespace(workers=self.workers), CALLS)  # type: ignore[arg-type]

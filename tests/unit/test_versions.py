@@ -1,4 +1,4 @@
-"""What differs between client, scheduler and workers, how bad it is, and how it is told."""
+"""What differs between client, scheduler and workers, how bad it is, and how it is reported."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ class GridEngine(CommandBatch):
         return self.call(["qstat", "-xml", "-j", ",".join(ids)], answered=lambda result: True, attempts=attempts).stdout
 
     def _reasons(self, ids: list[str]) -> dict[str, str]:
-        """Return why jobs wait; empty if Grid Engine does not say it."""
+        """Return why jobs wait; empty if Grid Engine does not report it."""
         with contextlib.suppress(BatchUnavailable):
             return parse_reasons(self._details(ids, attempts=1))
         return {}

@@ -77,7 +77,7 @@ def ending(failed: int, status: int, *, wallclock: float, limit: float | None) -
         return JobState.COMPLETED if status == 0 else JobState.FAILED
     if failed == LIMIT:
         return JobState.TIMEOUT if limit is not None and wallclock >= limit else JobState.OUT_OF_MEMORY
-    if failed == 100 and status == 137:  # qdel sends SIGKILL; the record does not say who sent it
+    if failed == 100 and status == 137:  # qdel sends SIGKILL; the record does not have who sent it
         return JobState.CANCELLED
     if failed in (24, 25):  # migrated, rescheduled
         return JobState.PREEMPTED

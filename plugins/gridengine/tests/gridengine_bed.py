@@ -6,7 +6,7 @@
     python gridengine_bed.py stop DIR
 
 The packages are only unpacked: an installed ``qsub`` would be found by the tests of other batch systems. The daemons
-look for one library in /usr/lib/gridengine, so `install` makes a link of that name, as root.
+search for one library in /usr/lib/gridengine, so `install` makes a link of that name, as root.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from pathlib import Path
 
 PACKAGES = ("gridengine-master", "gridengine-exec", "gridengine-client", "gridengine-common", "libjemalloc2")
 UNPACKED = Path(os.environ.get("HPCGPU_TEST_GRIDENGINE", "/var/tmp/hpcgpu-gridengine-8.1.9"))
-#: Where the daemons look for the library that writes their files.
+#: Where the daemons search for the library that writes their files.
 FIXED = Path("/usr/lib/gridengine")
 COMMANDS = ("qsub", "qstat", "qdel", "qhold", "qrls", "qacct", "qconf", "qalter", "qmod", "qhost")
-#: Queues, with the longest walltime of a job. One says to its jobs which GPUs they have, as sites with RSMAP do.
+#: Queues, with the longest walltime of a job. One reports to its jobs which GPUs they have, as sites with RSMAP do.
 QUEUES = {"gpu.q": "24:0:0", "short.q": "0:10:0"}
 NUMBERED = {"short.q": "2 3"}
 #: Parallel environments, with the number of slots that they take of a host.
 ENVIRONMENTS = {"smp": "$pe_slots", "mpi": "$fill_up", "each1": "1"}
 #: What a host has: GPUs, and the shares of a node that TSUBAME 4 gives.
 RESOURCES = {"gpu": 4, "node_f": 1, "gpu_1": 4}
-#: It schedules each second, collects what `qstat -j` says, and writes its accounting at once.
+#: It schedules each second, collects what `qstat -j` prints, and writes its accounting at once.
 SCHEDULING = {
     "schedule_interval": "0:0:1",
     "flush_submit_sec": "1",
@@ -148,7 +148,7 @@ class GridEngineBed:
         return {host for host in self.hosts if not known.get(host)}
 
     def start_master(self) -> None:
-        """Start the qmaster, with the jobs that it knew."""
+        """Start the qmaster, with the jobs that it had."""
         self._daemon("sge_qmaster", self.master)
         wait_for(lambda: bool(self.call("qconf", "-sss", check=False).strip()), "the qmaster answers")
 

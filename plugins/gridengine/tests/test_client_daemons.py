@@ -305,7 +305,7 @@ def test_options_of_another_user_are_not_taken(submit: Submit, tmp_path: Path, m
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_the_script_of_a_job_can_be_read_by_others(submit: Submit, bed: GridEngineBed) -> None:
-    """So the page says that no secret may be in it. If this changes, the page can say less."""
+    """So the page states that no secret may be in it. If this changes, the page can warn less."""
     job_id = submit(FOREVER)
     runs(job_id)
     [script] = (bed.cell / "spool" / "execd").glob(f"*/job_scripts/{job_id}")

@@ -51,7 +51,7 @@ with SGEGPUCluster(**SMALL, jobs=1) as cluster:
 def test_the_profile_of_tsubame_4_requests_types_of_nodes_and_names_the_group_to_qsub(
     program: Run, bed: GridEngineBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    qsub = tmp_path / "qsub"  # as there: it takes -g on its command line, and Grid Engine's own does not know -g
+    qsub = tmp_path / "qsub"  # as there: it takes -g on its command line, and Grid Engine's own does not accept -g
     qsub.write_text(f"""#!/bin/bash
 while [ $# -gt 0 ]; do
     if [ "$1" = -g ]; then echo "$2" >> {tmp_path}/groups; shift 2; else kept+=("$1"); shift; fi

@@ -99,7 +99,7 @@ class HTCondor(CommandBatch):
         return Estimate(tested=True, known=("HTCondor says when a job starts only when it starts",))
 
     def poll(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-        """Query all jobs by one condor_q. HTCondor accepts jobs that no machine can run: their reason says so."""
+        """Query all jobs by one condor_q. HTCondor accepts jobs that no machine can run: their reason has it."""
         if not (ids := sorted(job_ids, key=int)):
             return {}
         ads = self._ads(["condor_q", *ids])
@@ -147,7 +147,7 @@ class HTCondor(CommandBatch):
         return OwnJob(job_id=job_id, name=environ.get("HPCGPU_JOB_NAME", job_id))
 
     def _mine(self, constraint: str, attempts: int | None = None) -> str:
-        """Return a constraint with the owner of this user's jobs, if HTCondor says it.
+        """Return a constraint with the owner of this user's jobs, if HTCondor reports it.
 
         A pool may show the jobs of all users, and whoever sees the names of this user's jobs can use the same ones.
         """

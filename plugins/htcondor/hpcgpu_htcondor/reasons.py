@@ -94,7 +94,7 @@ def ending(job: Mapping[str, Any]) -> tuple[JobState, str]:
 
 
 def exit_code(job: Mapping[str, Any]) -> int | None:
-    """Return the exit code of a job's script, 128 + N if signal N ended it; None if HTCondor does not say it."""
+    """Return the exit code of a job's script, 128 + N if signal N ended it; None if HTCondor does not report it."""
     if job.get("ExitBySignal") is True and isinstance(job.get("ExitSignal"), int):
         return 128 + int(job["ExitSignal"])
     return int(job["ExitCode"]) if isinstance(job.get("ExitCode"), int) else None

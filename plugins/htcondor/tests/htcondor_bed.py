@@ -5,7 +5,7 @@
     eval "$(python htcondor_bed.py env DIR)"
     python htcondor_bed.py stop DIR
 
-The packages come with their own C library, and their programs are told to use it. So they run on other releases, such
+The packages come with their own C library, and their programs are made to use it. So they run on other releases, such
 as Debian 12, which has no HTCondor. HTCondor runs no job of root. So for root, daemons and commands run in a user
 namespace in which root's files belong to another user.
 """
@@ -207,9 +207,9 @@ class HTCondorBed:
         shutil.rmtree(self.directory / "machines" / name)
 
     def switch_off(self, name: str) -> None:
-        """Kill all that runs on a machine that was added, with its jobs. Nobody tells the pool."""
+        """Kill all that runs on a machine that was added, with its jobs. Nothing informs the pool."""
         folder = self.directory / "machines" / name
-        _signal(folder, signal.SIGSTOP)  # a daemon that outlives another for a moment would tell of its end
+        _signal(folder, signal.SIGSTOP)  # a daemon that outlives another for a moment would report its end
         wait_for(lambda: not _signal(folder, signal.SIGKILL), f"all of {name} is dead")
 
     def stop_schedd(self) -> None:
@@ -218,7 +218,7 @@ class HTCondorBed:
         wait_for(lambda: not self._schedd_answers(), "the schedd ends")
 
     def start_schedd(self) -> None:
-        """Start the schedd, with the jobs that it knew."""
+        """Start the schedd, with the jobs that it had."""
         self.call("on", "-schedd")
         wait_for(self._schedd_answers, "the schedd answers")
 

@@ -128,7 +128,7 @@ with HTCondorGPUCluster(name="demo", **SMALL | pinned, jobs=1) as cluster:
 def test_a_scheduler_whose_machine_is_switched_off_comes_up_on_another_one(
     program: Program, bed: HTCondorBed, small: str, way: str
 ) -> None:
-    """The worker job stays. By default the lease is 40 minutes: only the user knows before that the machine is off."""
+    """The worker job stays. By default the lease is 40 minutes: until then, only the user sees that it is off."""
     lease = [] if way == "the user removes the job" else ["job_lease_duration = 20"]
     wait = {"restart_wait": "3s"} if way == "the worker job has not waited for it" else {}
     prefers = {"requirements": "true", "job_extra_directives": [f'rank = Machine == "{small}"', *lease]}

@@ -90,7 +90,7 @@ class Abacus(CommandBatch):
         return {i: job for i, job in self._list(*ids).items() if i in ids} if ids else {}
 
     def ended(self, job_ids: Iterable[str]) -> dict[str, JobStatus]:
-        return {}  # ab-list knows all that is known
+        return {}  # ab-list shows all that is known
 
     def cancel(self, job_ids: Iterable[str], *, only_pending: bool = False) -> None:
         if ids := sorted(job_ids):
