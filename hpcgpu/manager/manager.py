@@ -411,7 +411,7 @@ class Manager:
         A job that still works after this time takes tasks again. The next manager drains it.
         """
         state = self.state
-        state.leaving, self._answers_until = True, time.monotonic() + seconds + _LAST_ANSWERS
+        state.leaves_when_done, self._answers_until = True, time.monotonic() + seconds + _LAST_ANSWERS
         self.reconciler.decide()
         await _cancel_tasks(await self._submits_and_drains(seconds))
         if staying := await self.reconciler.drainer.return_unfinished(self._seconds_for_answer):

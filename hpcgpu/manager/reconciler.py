@@ -446,7 +446,7 @@ class Reconciler:
         if not state.cancelling and not state.managed:
             return
         # a new group may have the name of a deleted one; who leaves the cluster decides nothing new for them
-        groups = [] if state.leaving else state.registry.all_groups()
+        groups = [] if state.leaves_when_done else state.registry.all_groups()
         decided = decide(self._observed(groups), now=now)
         self._act_on_cluster(decided.cluster)
         for group, of_group in zip(groups, decided.groups, strict=bool(decided.groups)):

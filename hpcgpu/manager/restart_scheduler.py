@@ -113,8 +113,8 @@ class SchedulerRestarts:
             next=following,
             next_tries=self._next_tries,
             waits=list(self._waits(present)),
-            unattended=dispatcher.batch.waits_for_end and (state.wanted.detached or state.leaving),
-            leaving=state.leaving,
+            unattended=dispatcher.batch.waits_for_end and (state.wanted.detached or state.leaves_when_done),
+            leaving=state.leaves_when_done,
             tried_at_leaving=self._tried_at_leaving,
         )
 
@@ -203,7 +203,7 @@ class SchedulerRestarts:
         assert isinstance(present, SchedulerJob)
         self._replaced, self.following = self.following, self._new_job(next_name(self.state))
         self.following.standby, self.following.after_end = True, present.job_id if held else None
-        self._tried_at_leaving = self.state.leaving
+        self._tried_at_leaving = self.state.leaves_when_done
         self._submits = self.state.spawn(self._submit_following(self.following))
 
     async def _submit_following(self, job: SchedulerJob) -> None:

@@ -61,7 +61,7 @@ class ClusterState:
         Wake what watches the queue, decides on the size, and sends heartbeats to the scheduler.
     tasks : set of asyncio.Task
         Submits and drains that are under way.
-    leaving : bool
+    leaves_when_done : bool
         This program completes them, and then leaves the cluster: it decides nothing new about worker jobs.
     notify : callable
         Notifies an absent user of an event, with a message; see `hpcgpu.notify.Notice`.
@@ -86,7 +86,7 @@ class ClusterState:
     decide_now: asyncio.Event = field(default_factory=asyncio.Event)
     heartbeat_now: asyncio.Event = field(default_factory=asyncio.Event)
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    leaving: bool = False
+    leaves_when_done: bool = False
     notify: Callable[[str, str], None] = lambda event, message: None
 
     @property

@@ -403,7 +403,7 @@ async def test_none_is_kept_waiting_where_no_job_can_wait_for_the_end_of_another
     monkeypatch.setattr(site.queue, "waits_for_end", False)
     site.reconciler.order(Detach())
     for leaving in (True, False):
-        site.state.leaving = leaving
+        site.state.leaves_when_done = leaving
         await site.passes(10)
         assert live(site) == ["demo-scheduler", "demo-0"]
     await shortly_before_the_end(site)
@@ -449,7 +449,7 @@ async def test_it_stays_in_the_queue_when_the_program_leaves_the_cluster(site: S
     if due:
         await shortly_before_the_end(site)
     assert site.reconciler.restarts is not None
-    site.state.leaving = True
+    site.state.leaves_when_done = True
     await site.passes(20)
     assert live(site) == ["demo-scheduler", "demo-0", "demo-scheduler2"]
     assert following(site).after_end == (None if due else "1")
@@ -460,7 +460,7 @@ async def test_it_stays_in_the_queue_when_the_program_leaves_the_cluster(site: S
 
 async def test_a_program_that_leaves_the_cluster_submits_a_refused_one_with_pauses(site: Site) -> None:
     site.queue.refusal = SubmitRefused("too many jobs")
-    site.state.leaving = True
+    site.state.leaves_when_done = True
     await site.passes(30)
     assert sum(submit.refused for submit in site.directory.submits()) == 2, "at once, and after ten seconds"
 
