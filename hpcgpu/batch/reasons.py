@@ -46,7 +46,7 @@ _CANCELS = frozenset({JobState.CANCELLED, JobState.FAILED, JobState.COMPLETED})
 _CLOCKS = 5.0
 
 
-def cancel_of_ours(state: JobState, *, decided: bool, ended: float | None = None, over: float | None = None) -> bool:
+def cancel_of_ours(state: JobState, *, decided: bool, ended: float | None = None, closed: float | None = None) -> bool:
     """Whether a job ended because hpcgpu cancelled it, whatever state the queue reports.
 
     Parameters
@@ -57,14 +57,14 @@ def cancel_of_ours(state: JobState, *, decided: bool, ended: float | None = None
         Whether the journal records the decision to cancel this job.
     ended : float or None, optional
         When it ended, epoch seconds, by the clock of the queue.
-    over : float or None, optional
+    closed : float or None, optional
         When all jobs of the cluster were cancelled, epoch seconds; None if they were not.
     """
-    if state not in _CANCELS or decided or over is None:
+    if state not in _CANCELS or decided or closed is None:
         return state in _CANCELS and decided
     if state is JobState.CANCELLED:
-        return ended is None or ended >= over - _CLOCKS
-    return ended is not None and ended >= over  # a job that failed just before may be why the cluster was closed
+        return ended is None or ended >= closed - _CLOCKS
+    return ended is not None and ended >= closed  # a job that failed just before may be why the cluster was closed
 
 
 def _pending(status: JobStatus) -> tuple[Outlook, str]:

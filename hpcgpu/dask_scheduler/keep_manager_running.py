@@ -198,14 +198,14 @@ class ManagerProcess:
             return f"compute nodes of this site cannot submit jobs: {error}"
         return ""
 
-    async def stop(self, *, replaced: bool = False, over: bool = False) -> None:
+    async def stop(self, *, replaced: bool = False, cluster_ends: bool = False) -> None:
         """End it.
 
         Parameters
         ----------
         replaced : bool, default False
             Another manager follows: the cluster does not end.
-        over : bool, default False
+        cluster_ends : bool, default False
             The cluster ends with this scheduler, so that no scheduler job follows.
         """
         if self._keeper is not None and not replaced:
@@ -214,9 +214,9 @@ class ManagerProcess:
         if process is None or process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGHUP if replaced else signal.SIGINT if over else signal.SIGTERM)
+            process.send_signal(signal.SIGHUP if replaced else signal.SIGINT if cluster_ends else signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), _CANCEL if over else _STOP)
+            await asyncio.wait_for(process.wait(), _CANCEL if cluster_ends else _STOP)
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

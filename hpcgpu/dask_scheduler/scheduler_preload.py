@@ -163,7 +163,7 @@ async def dask_teardown(scheduler: Scheduler) -> None:
     credentials_of_job.scheduler_closes()
     extension = scheduler.plugins.get("hpcgpu")
     if extension is not None and extension.manager_process is not None:
-        await extension.manager_process.stop(over=credentials_of_job.ended_as_intended())
+        await extension.manager_process.stop(cluster_ends=credentials_of_job.ended_as_intended())
     contact = directory.contact()
     if contact is not None and contact.job_id == os.environ["HPCGPU_SCHEDULER_JOB"]:
         directory.withdraw()

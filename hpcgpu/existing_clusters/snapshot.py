@@ -387,8 +387,8 @@ class Observer:
         if kept is not None:
             found = [replace(job, gpus=kept.gpus(job.kind, job.group) or 0) for job in found]
         submits = {submit.name: submit for submit in self.directory.submits()}  # the journal may be newer than the poll
-        over = self.directory.ended_at()
-        return sorted((_whose(job, submits.get(job.name), over) for job in found), key=lambda job: job.submitted)
+        closed = self.directory.ended_at()
+        return sorted((_whose(job, submits.get(job.name), closed) for job in found), key=lambda job: job.submitted)
 
 
 def _waits_for_scheduler(job: JobInfo, restart: Restart) -> JobInfo:
@@ -460,7 +460,7 @@ def _ended(submit: Submit, how: End, log: Path) -> JobInfo:
     return replace(job, reason=FORGOTTEN, ended=how.end) if state is JobState.UNKNOWN else job
 
 
-def _whose(job: JobInfo, submit: Submit | None, over: float | None) -> JobInfo:
+def _whose(job: JobInfo, submit: Submit | None, closed: float | None) -> JobInfo:
     """Mark a job as cancelled by hpcgpu if the journal records that, whatever the queue reports.
 
     Parameters
@@ -468,17 +468,17 @@ def _whose(job: JobInfo, submit: Submit | None, over: float | None) -> JobInfo:
     job : JobInfo
     submit : Submit or None
         The job's record in the journal.
-    over : float or None
+    closed : float or None
         When the cluster was closed or stopped, epoch seconds. The clocks of the queue and of this machine may differ.
     """
     state, decided = JobState(job.state), submit is not None and submit.unwanted
     if submit is not None and submit.before_close:
-        over = None
-    if cancel_of_ours(state, decided=decided, ended=job.ended, over=over):
+        closed = None
+    if cancel_of_ours(state, decided=decided, ended=job.ended, closed=closed):
         return replace(job, state=JobState.CANCELLED.value, reason=OWN_CANCEL)
     # a job with workers moves their data first; the cancel of a pending job may come too late
-    ends = not job.workers and (state in (JobState.RUNNING, JobState.COMPLETING) and (decided or over is not None))
-    if ends or (state is JobState.PENDING and over is not None):
+    ends = not job.workers and (state in (JobState.RUNNING, JobState.COMPLETING) and (decided or closed is not None))
+    if ends or (state is JobState.PENDING and closed is not None):
         return replace(job, state=JobState.COMPLETING.value, reason=OWN_CANCEL, time_left=None, expected_start=None)
     return job
 

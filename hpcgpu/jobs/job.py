@@ -375,7 +375,7 @@ class Job:
         status, dispatcher = self.queue_status, self.dispatcher
         # by this program, or by another program that stopped the whole cluster
         decided = dispatcher.cancelled(self.job_id)
-        if cancel_of_ours(status.state, decided=decided, ended=status.end, over=dispatcher.directory.ended_at()):
+        if cancel_of_ours(status.state, decided=decided, ended=status.end, closed=dispatcher.directory.ended_at()):
             return f"{JobState.CANCELLED.value}: {OWN_CANCEL}"
         if status.state is JobState.FAILED and self.killed_for_memory:
             status = replace(status, state=JobState.OUT_OF_MEMORY)

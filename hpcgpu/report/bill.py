@@ -107,7 +107,7 @@ class _Times:
     known: bool = True
 
 
-def _times(submit: Submit, used: JobUsage | None, status: JobStatus | None, over: float | None) -> _Times:
+def _times(submit: Submit, used: JobUsage | None, status: JobStatus | None, closed: float | None) -> _Times:
     began = used.began if used is not None else None
     if submit.how is not None:  # the queue's report when a program saw the end
         how = submit.how
@@ -123,8 +123,10 @@ def _times(submit: Submit, used: JobUsage | None, status: JobStatus | None, over
         reason = explain(status, kind=submit.kind)
         return _Times(status.state.value, reason, None if pending else _first(status.start, began), None, alive=True)
     last_heartbeat = used.last if used is not None and used.last else None
-    if submit.ended or over is not None:
-        cancelled = over is not None and not submit.ended and (last_heartbeat is None or last_heartbeat >= over - 120)
+    if submit.ended or closed is not None:
+        cancelled = (
+            closed is not None and not submit.ended and (last_heartbeat is None or last_heartbeat >= closed - 120)
+        )
         reason = _UNNEEDED if submit.unwanted else "with the cluster" if cancelled else FORGOTTEN
         return _Times("ended", reason, began, last_heartbeat, later=last_heartbeat is not None, known=False)
     return _Times(
@@ -151,10 +153,10 @@ def _first(started: float | None, began: float | None) -> float | None:
     return started or began
 
 
-def _cancelled(submit: Submit, times: _Times, over: float | None) -> str:
+def _cancelled(submit: Submit, times: _Times, closed: float | None) -> str:
     """Return why hpcgpu cancelled a job; empty if another program did, or if the job was not cancelled."""
     named = state_named(times.state)
-    if not cancel_of_ours(named, decided=submit.unwanted, ended=times.ended, over=over):
+    if not cancel_of_ours(named, decided=submit.unwanted, ended=times.ended, closed=closed):
         return ""
     return _UNNEEDED if submit.unwanted else "with the cluster"
 
@@ -166,7 +168,7 @@ def bill(  # noqa: PLR0913  # what is known of one job, from four places
     gpus: int | None,
     *,
     now: float,
-    over: float | None = None,
+    closed: float | None = None,
     written: float | None = None,
     gaps: Sequence[Gap] = (),
 ) -> JobBill:
@@ -184,7 +186,7 @@ def bill(  # noqa: PLR0913  # what is known of one job, from four places
         GPUs that it requested; None if that is not known.
     now : float
         Epoch seconds.
-    over : float or None
+    closed : float or None
         Epoch seconds at which all jobs of the cluster were cancelled; None if they were not.
     written : float or None
         Epoch seconds at which the scheduler wrote its file, if that has all jobs that ever had workers: then a job that
@@ -192,9 +194,9 @@ def bill(  # noqa: PLR0913  # what is known of one job, from four places
     gaps : sequence of (float, float), optional
         When the cluster had no scheduler.
     """
-    over = over if over is not None and submit.time <= over and not submit.before_close else None
-    times = _times(submit, used, status, over)
-    own = _cancelled(submit, times, over)
+    closed = closed if closed is not None and submit.time <= closed and not submit.before_close else None
+    times = _times(submit, used, status, closed)
+    own = _cancelled(submit, times, closed)
     end = now if times.alive else times.ended
     ran = max(0.0, end - times.started) if times.started is not None and end is not None else None
     if times.started is None and (times.known or times.alive):  # it never started
@@ -256,7 +258,7 @@ def _had_none(started: float | None, ended: float | None, written: float | None)
 
 
 def without_scheduler(
-    schedulers: Iterable[JobBill], served: Mapping[str, float | None], *, now: float, over: float | None = None
+    schedulers: Iterable[JobBill], served: Mapping[str, float | None], *, now: float, closed: float | None = None
 ) -> list[Gap]:
     """Return when a cluster whose scheduler is restarted had no scheduler, and waited for the next one.
 
@@ -274,7 +276,7 @@ def without_scheduler(
     were = [job for number, job in enumerate(started) if not number or job.id in served]
     ends = [served[job.id] or job.started for job in were[1:]]
     if were and not _intended(were[-1]):
-        ends.append(now if over is None else over)
+        ends.append(now if closed is None else closed)
     pairs = zip(were, ends, strict=False)
     return [(job.ended, end) for job, end in pairs if job.ended is not None and end is not None and end > job.ended]
 

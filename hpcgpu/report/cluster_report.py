@@ -232,20 +232,20 @@ def report(directory: ClusterDirectory) -> Report:
     except BatchError as error:
         problems.append(str(error))
     problems += _more_connected(submits, options, kept.jobs)
-    over, left = directory.ended_at(), contact.job_id if contact is not None else ""
+    closed, left = directory.ended_at(), contact.job_id if contact is not None else ""
     written = max((job.last for job in kept.jobs.values()), default=None) if kept.whole else None
 
     def billed(submit: Submit, gpus: int | None, gaps: Sequence[Gap] = ()) -> JobBill:
         job_id = submit.job_id or ""
         used, status = kept.jobs.get(job_id), statuses.get(job_id)
-        return bill(submit, used, status, gpus, now=now, over=over, written=written, gaps=gaps)
+        return bill(submit, used, status, gpus, now=now, closed=closed, written=written, gaps=gaps)
 
     counted_jobs = [*((one, gpus_of(one, options, kept.jobs)) for one in submits), *by_hand]
     gaps = list[Gap]()
     if options is not None and options.options.cluster.on_scheduler_end == "restart":
         schedulers = [billed(submit, gpus) for submit, gpus in counted_jobs if submit.kind == "scheduler"]
         served = {left: None, **{job.id: next(iter(job.firsts), None) for job in kept.jobs.values()}}
-        gaps = without_scheduler(schedulers, served, now=now, over=over)
+        gaps = without_scheduler(schedulers, served, now=now, closed=closed)
     jobs = [billed(submit, gpus, gaps) for submit, gpus in counted_jobs]
     restart = between_schedulers(directory, [_info(job) for job in jobs], now=now)
     return Report(

@@ -285,7 +285,7 @@ def wait_for_scheduler(
         if restart_wait is not None and status is not None and ended_too_early(status.state):
             status, timeout, longest = None, max(timeout, restart_wait), _LONG_WAIT
         if status is not None and status.state.ended:
-            own = cancel_of_ours(status.state, decided=False, ended=status.end, over=directory.ended_at())
+            own = cancel_of_ours(status.state, decided=False, ended=status.end, closed=directory.ended_at())
             why = OWN_CANCEL if own else explain(status, kind="scheduler")
             raise LaunchError(f"the scheduler job {status.job_id} has ended ({why}): this worker job ends too")
         if now - began > timeout:

@@ -193,7 +193,7 @@ class Journal(Files):
         """Return what the journal records of each job, in order."""
         jobs: dict[str, Submit] = {}
         earlier: list[Submit] = []
-        over = False
+        closing = False
         for record in self._journal():
             if record["event"] == "intent":
                 group, time_ = record.get("group", "default"), record.get("time", 0.0)
@@ -214,14 +214,14 @@ class Journal(Files):
                     jobs[name] = Submit(name, kind, time=record.get("time", 0.0))
                 jobs[name].job_id, jobs[name].refused = record["id"], False
             elif record["event"] in ("closing", "closed"):
-                over = True
+                closing = True
             elif record.get("name") not in jobs:
                 continue
             elif record["event"] == "refused":
                 jobs[record["name"]].refused = jobs[record["name"]].job_id is None
                 jobs[record["name"]].why = str(record.get("why", ""))
             elif record["event"] == "ended":
-                _end(jobs[record["name"]], record, over)
+                _end(jobs[record["name"]], record, closing)
         return [*earlier, *jobs.values()]
 
     def _append(self, *new: dict[str, Any]) -> None:
@@ -267,8 +267,8 @@ class Journal(Files):
                 yield json.loads(line)
 
 
-def _end(job: Submit, record: dict[str, Any], over: bool) -> None:
+def _end(job: Submit, record: dict[str, Any], closing: bool) -> None:
     """Record the end of a job. A later cluster of this name may have a job of the same name, with another id."""
     if record.get("id") in (None, job.job_id):
-        job.ended, job.before_close, state = True, not over, record.get("state", "")
+        job.ended, job.before_close, state = True, not closing, record.get("state", "")
         job.how = End(state=state, start=record.get("start"), end=record.get("end")) if state else None

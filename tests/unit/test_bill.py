@@ -81,7 +81,7 @@ def test_a_cluster_has_no_scheduler_from_the_end_of_one_to_the_start_of_the_next
     assert without_scheduler([first, never, serves], {"1": None}, now=9 * HOUR) == [(2 * HOUR, 9 * HOUR)], (
         "it starts yet"
     )
-    assert without_scheduler([first], {}, now=9 * HOUR, over=2 * HOUR - 1) == [], "it was closed"
+    assert without_scheduler([first], {}, now=9 * HOUR, closed=2 * HOUR - 1) == [], "it was closed"
     early = scheduler(2, JobState.RUNNING, HOUR)
     assert without_scheduler([first, early], {"2": None}, now=9 * HOUR) == [], "it was there before the first one ended"
     assert without_scheduler([], {}, now=9 * HOUR) == []
@@ -160,7 +160,7 @@ def test_a_running_job_is_billed_until_now() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "over", "reason"),
+    ("changes", "closed", "reason"),
     [
         ({}, None, "a user or the batch system cancelled it"),
         ({}, 5 * HOUR - 2, "with the cluster"),
@@ -168,8 +168,10 @@ def test_a_running_job_is_billed_until_now() -> None:
         ({"unwanted": True}, None, "the cluster no longer needed it"),
     ],
 )
-def test_it_says_who_cancelled_a_job(changes: dict[str, Any], over: float | None, reason: str) -> None:
-    job = bill(submit(**changes), used(), status(JobState.CANCELLED, start=HOUR, end=5 * HOUR), 1, now=9e9, over=over)
+def test_it_says_who_cancelled_a_job(changes: dict[str, Any], closed: float | None, reason: str) -> None:
+    job = bill(
+        submit(**changes), used(), status(JobState.CANCELLED, start=HOUR, end=5 * HOUR), 1, now=9e9, closed=closed
+    )
     assert (job.state, job.reason) == ("cancelled", reason)
 
 
@@ -178,11 +180,11 @@ def test_a_cancel_of_our_own_is_no_failure_whatever_the_queue_calls_it(called: J
     end = status(called, start=HOUR, end=5 * HOUR)
     job = bill(submit(unwanted=True), used(), end, 1, now=9e9)
     assert (job.state, job.reason) == ("cancelled", "the cluster no longer needed it")
-    job = bill(submit(), used(), end, 1, now=9e9, over=4 * HOUR)
+    job = bill(submit(), used(), end, 1, now=9e9, closed=4 * HOUR)
     assert (job.state, job.reason) == ("cancelled", "with the cluster")
     assert bill(submit(), used(), end, 1, now=9e9).state == called.value
     assert (
-        bill(submit(), used(), status(JobState.TIMEOUT, start=HOUR, end=5 * HOUR), 1, now=9e9, over=HOUR * 4).state
+        bill(submit(), used(), status(JobState.TIMEOUT, start=HOUR, end=5 * HOUR), 1, now=9e9, closed=HOUR * 4).state
         == "timeout"
     )
 
@@ -370,20 +372,20 @@ def example(
 
 
 def test_the_page_shows_what_the_report_prints() -> None:
-    over, failed = 3 * HOUR, 2.7 * HOUR
-    early = End(state="cancelled", start=HOUR - 480, end=over)
+    closed, failed = 3 * HOUR, 2.7 * HOUR
+    early = End(state="cancelled", start=HOUR - 480, end=closed)
     scheduler = Submit("demo-scheduler", "scheduler", time=HOUR - 600, job_id="4711", ended=True, how=early)
     first, second = (submit(name=f"demo-{n}", job_id=str(4712 + n), time=HOUR - 590) for n in range(2))
-    by_cancel = End(state="cancelled", start=HOUR, end=over)
+    by_cancel = End(state="cancelled", start=HOUR, end=closed)
     jobs = [
-        bill(scheduler, None, None, 1, now=9e9, over=over),
+        bill(scheduler, None, None, 1, now=9e9, closed=closed),
         bill(
             dataclasses.replace(first, how=by_cancel),
-            example("4712", 0.75, over, busy=4.1, use=58, memory=(5.1, 9.2)),
+            example("4712", 0.75, closed, busy=4.1, use=58, memory=(5.1, 9.2)),
             None,
             4,
             now=9e9,
-            over=over,
+            closed=closed,
         ),
         bill(
             dataclasses.replace(second, how=End(state="node_fail", start=HOUR, end=failed)),
@@ -391,7 +393,7 @@ def test_the_page_shows_what_the_report_prints() -> None:
             None,
             4,
             now=9e9,
-            over=over,
+            closed=closed,
         ),
     ]
     printed = report(jobs, advice=advice(jobs)).text(1000)

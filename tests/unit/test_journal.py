@@ -167,6 +167,6 @@ def test_a_job_that_ended_while_its_cluster_closed_was_ended_by_the_close(
     directory.begin_close()
     now += 30
     directory.close()
-    assert cancel_of_ours(JobState.FAILED, decided=False, ended=1e9 + 20, over=directory.ended_at())
-    assert not cancel_of_ours(JobState.FAILED, decided=False, ended=1e9 - 20, over=directory.ended_at())
-    assert not cancel_of_ours(JobState.FAILED, decided=False, over=directory.ended_at()), "nobody knows when"
+    assert cancel_of_ours(JobState.FAILED, decided=False, ended=1e9 + 20, closed=directory.ended_at())
+    assert not cancel_of_ours(JobState.FAILED, decided=False, ended=1e9 - 20, closed=directory.ended_at())
+    assert not cancel_of_ours(JobState.FAILED, decided=False, closed=directory.ended_at()), "nobody knows when"
