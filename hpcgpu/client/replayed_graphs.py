@@ -8,7 +8,8 @@ from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dask._expr import HLGExpr
+from dask.base import collections_to_expr
+from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed.protocol import Serialized, deserialize, serialize, to_serialize
 from distributed.protocol.serialize import ToPickle
@@ -186,12 +187,14 @@ class _Tasks:
         }
         of_all = {kind: value for kind, value in call.message["annotations"].data.items() if kind not in _ON_WORKERS}
         layer = MaterializedLayer({key: tasks[key] for key in needed}, annotations=of_keys or None)
-        graph = HLGExpr(HighLevelGraph({"replay": layer}, {"replay": set()}), output_keys=list(keys))
+        graph = HighLevelGraph({"replay": layer}, {"replay": set()})
+        # one key makes it a collection; the message has all that are wanted
+        part = collections_to_expr(Delayed(next(iter(keys)), graph, layer="replay"), optimize_graph=False)
         return {
             **call.message,
             "keys": keys,
             "annotations": ToPickle(of_all),
-            "expr_ser": Serialized(*serialize(to_serialize(graph), on_error="raise")),
+            "expr_ser": Serialized(*serialize(to_serialize(part), on_error="raise")),
         }
 
     def _of(self, call: Call) -> tuple[Mapping[Hashable, Any], Mapping[str, Mapping[Hashable, Any]]]:

@@ -192,7 +192,6 @@ USES: tuple[Use, ...] = (
         "replayed_graphs",
     ),
     _held("distributed.scheduler._materialize_graph", "the tasks of a graph", Kind.PRIVATE, "replayed_graphs"),
-    _held("dask._expr.HLGExpr", "the part of a graph that runs again", Kind.PRIVATE, "replayed_graphs"),
     _client("_handle_report", "ends when the scheduler closes the connection of a client"),
     _client("_gather_remote", "asks why the scheduler is gone where a client fetches results from it"),
     *[
