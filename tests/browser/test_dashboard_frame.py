@@ -147,7 +147,7 @@ def test_the_pages_of_dask_work_in_their_frame(server: Lab, page: Any, demo: str
     assert page.errors == []
 
 
-def test_behind_a_proxy_with_a_path_the_page_works_and_a_lost_connection_is_told_and_comes_back(
+def test_behind_a_proxy_with_a_path_the_page_works_and_a_lost_connection_is_reported_and_comes_back(
     server: Lab, page: Any, demo: str
 ) -> None:
     """As Open OnDemand has it. The page tries to connect again sooner than it does for users."""

@@ -62,7 +62,7 @@ def test_the_time_of_a_restart_does_not_repeat_the_alerts(picture: Drawing) -> N
     assert first.evaluate("one => one.isConnected"), "a screen reader would read it again"
 
 
-def test_what_is_not_known_says_so(picture: Drawing) -> None:
+def test_what_is_not_known_is_shown_as_such(picture: Drawing) -> None:
     device = dataclasses.replace(drawing.gpu(1, 0), utilization=None, memory_used=None, power=None)
     picture.draw(drawing.snapshot(time_left=None, devices=[device], problem="the queue does not answer"))
     words = " ".join(picture.whole.inner_text().split())

@@ -97,7 +97,7 @@ def test_the_launcher_opens_a_page_that_starts_and_stops_a_cluster_and_leads_to_
     assert not (shared_home / "clusters" / NAME / "dashboard.token").exists() and page.errors == []
 
 
-def test_the_form_can_say_the_first_program_of_the_readme(lab: Jupyter, page: Any, shared_home: Path) -> None:
+def test_the_form_can_express_the_first_program_of_the_readme(lab: Jupyter, page: Any, shared_home: Path) -> None:
     page.goto(f"{lab.url}hpcgpu/?token={lab.token}")
     page.get_by_text("No clusters.").wait_for()
     for label, text in {

@@ -154,7 +154,7 @@ async def test_ucx_connections_exchange_tags_by_the_function_that_hpcgpu_replace
 
 
 @canary
-async def test_a_client_whose_scheduler_closes_waits_until_hpcgpu_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_whose_scheduler_closes_waits_until_hpcgpu_reports_why(monkeypatch: pytest.MonkeyPatch) -> None:
     async def breaks(**_: Any) -> None:
         client.scheduler_comm.comm.abort()
         raise CommClosedError("Stream is closed")

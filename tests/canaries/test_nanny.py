@@ -38,7 +38,7 @@ def test_distributed_leaves_what_the_fork_server_imports_alone(monkeypatch: pyte
 
 
 @canary
-def test_multiprocessing_puts_its_sockets_where_hpcgpu_says(tmp_path: Path) -> None:
+def test_multiprocessing_puts_its_sockets_where_hpcgpu_sets_them(tmp_path: Path) -> None:
     program = f"""
 import multiprocessing.util
 multiprocessing.current_process()._config["tempdir"] = {str(tmp_path)!r}

@@ -122,7 +122,7 @@ async def blocked() -> None:
 
 
 @canary
-async def test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_says_so() -> None:
+async def test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_reports_it() -> None:
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
         async with (
             scheduler(allowed_failures=NO_LIMIT) as s,
@@ -150,7 +150,7 @@ async def test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_says_so() 
 
 
 @canary
-async def test_a_worker_that_loses_the_scheduler_closes_by_the_method_that_hpcgpu_replaces_and_says_why() -> None:
+async def test_a_worker_that_loses_the_scheduler_closes_by_the_method_that_hpcgpu_replaces_and_reports_why() -> None:
     async with scheduler() as s, workers(s, "broken", "removed") as started:
         reasons = dict[str, str]()
 
@@ -462,7 +462,7 @@ def test_a_host_copy_is_read_by_distributed_alone(monkeypatch: pytest.MonkeyPatc
 
 
 @canary
-async def test_data_of_a_retiring_worker_goes_where_the_method_that_hpcgpu_replaces_says() -> None:
+async def test_data_of_a_retiring_worker_goes_where_the_method_that_hpcgpu_replaces_chooses() -> None:
     data_recipients.install()
     data_recipients.install()  # once more changes nothing
     with dask.config.set({"distributed.scheduler.active-memory-manager.measure": "managed"}):

@@ -85,13 +85,13 @@ def _held(name: str, why: str, kind: Kind = Kind.REPLACED, *modules: str) -> Use
     return Use(name, name.partition(".")[0], kind, why, tuple(f"hpcgpu.client.{one}" for one in modules), canary)
 
 
-_CHARGED = "test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_says_so"
+_CHARGED = "test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_reports_it"
 _SILENT = "test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbeats"
 _MOVES = "test_stealing_moves_a_task_that_waits_for_resources_when_hpcgpu_asks_for_it"
 _PAUSED = "test_a_task_runs_on_valid_workers_alone_and_waits_while_there_are_none"
 _UNREADABLE = "test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_hpcgpu_replaces"
 _RESULTS = "test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replaces"
-_LOST = "test_a_client_whose_scheduler_closes_waits_until_hpcgpu_says_why"
+_LOST = "test_a_client_whose_scheduler_closes_waits_until_hpcgpu_reports_why"
 _WORK = "test_calls_are_counted_and_keep_the_scheduler_by_what_hpcgpu_replaces"
 _TLS = "test_both_ends_of_a_tls_connection_have_the_socket_of_hpcgpu"
 _UCX = "test_ucx_connections_are_authenticated_before_distributed_reads"
@@ -219,7 +219,7 @@ USES: tuple[Use, ...] = (
         Kind.REPLACED,
         "a worker whose connection breaks, which distributed tells by its reason, starts again in its job",
         ("hpcgpu.dask_worker.start_again",),
-        "test_a_worker_that_loses_the_scheduler_closes_by_the_method_that_hpcgpu_replaces_and_says_why",
+        "test_a_worker_that_loses_the_scheduler_closes_by_the_method_that_hpcgpu_replaces_and_reports_why",
         ("dask/distributed#2311", "dask/distributed#4079"),
     ),
     Use(
@@ -291,7 +291,7 @@ USES: tuple[Use, ...] = (
         Kind.REPLACED,
         "data of a GPU worker must not go to workers without a GPU",
         ("hpcgpu.dask_scheduler.data_recipients",),
-        "test_data_of_a_retiring_worker_goes_where_the_method_that_hpcgpu_replaces_says",
+        "test_data_of_a_retiring_worker_goes_where_the_method_that_hpcgpu_replaces_chooses",
         _AMM,
     ),
     Use(
@@ -300,7 +300,7 @@ USES: tuple[Use, ...] = (
         Kind.PROTOCOL,
         "informs the scheduler of the node, the GPUs and the software of a worker",
         ("hpcgpu.dask_worker.worker_preload",),
-        "test_data_of_a_retiring_worker_goes_where_the_method_that_hpcgpu_replaces_says",
+        "test_data_of_a_retiring_worker_goes_where_the_method_that_hpcgpu_replaces_chooses",
     ),
     Use(
         "distributed.dashboard.components.scheduler.HTMLTemplateFormatter",
@@ -335,7 +335,7 @@ USES: tuple[Use, ...] = (
         Kind.PRIVATE,
         "puts the socket of the fork server into a directory that hpcgpu removes",
         ("hpcgpu.runtime.forkserver", "hpcgpu.dask_worker.nanny_preload", "hpcgpu.dask_worker.worker_preload"),
-        "test_multiprocessing_puts_its_sockets_where_hpcgpu_says",
+        "test_multiprocessing_puts_its_sockets_where_hpcgpu_sets_them",
     ),
     Use(
         "multiprocessing.util.spawnv_passfds",

@@ -111,7 +111,7 @@ def test_an_example_runs(text: str, home: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [pytest.param(p.values[1], id=p.id) for p in BLOCKS if "pretended" in p.values[0]])
-def test_an_example_runs_on_pretended_gpus_and_prints_what_the_page_says(
+def test_an_example_runs_on_pretended_gpus_and_prints_what_the_page_promises(
     text: str, queue: LocalQueue, home: Path, fake_gpus: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "pretended"))
@@ -225,7 +225,7 @@ def test_there_are_command_lines() -> None:
     assert len(list(commands())) > 10, list(commands())
 
 
-def test_what_the_page_says_of_times_in_yaml_is_true() -> None:
+def test_what_the_page_promises_of_times_in_yaml_is_true() -> None:
     page = (Path(__file__).parents[2] / "docs" / "configuration.rst").read_text()
     said = re.search(r"in quotes: YAML reads (\S+) as the number (\d+)", page)
     assert said is not None and yaml.safe_load(said[1]) == int(said[2])

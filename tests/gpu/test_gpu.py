@@ -74,7 +74,7 @@ def test_arrays_on_the_gpu_reach_a_client_without_one(
         assert client.submit(sum, [1, 2]).result(timeout=250) == 3
 
 
-def test_workers_have_their_pool_and_tell_their_gpu(cluster: LocalGPUCluster, client: Client) -> None:
+def test_workers_have_their_pool_and_report_their_gpu(cluster: LocalGPUCluster, client: Client) -> None:
     told = {"driver", "GPU", "GPU memory"}
     if not DRY_RUN:
         told |= {"CUDA of the driver", "compute capability", "MIG"}
@@ -85,7 +85,9 @@ def test_workers_have_their_pool_and_tell_their_gpu(cluster: LocalGPUCluster, cl
         assert all("Pool" in name or "Adaptor" in name for name in pools.values()), pools
 
 
-def test_transports_are_told_and_measured_with_buffers_on_the_gpu(cluster: LocalGPUCluster, measured: Measured) -> None:
+def test_transports_are_reported_and_measured_with_buffers_on_the_gpu(
+    cluster: LocalGPUCluster, measured: Measured
+) -> None:
     assert cluster.fabric.links and cluster.fabric.transports
     sizes = ["--size", "16MiB", *([] if DRY_RUN else ["--size", "256MiB"])]
     done = hpcgpu("bench-fabric", cluster.name, *sizes, "--json")

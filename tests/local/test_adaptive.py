@@ -301,7 +301,7 @@ GROUPS_THAT_CANNOT_BE: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def test_a_scheduler_that_hears_its_manager_lives_on(queue: LocalQueue) -> None:
+def test_a_scheduler_that_receives_heartbeats_lives_on(queue: LocalQueue) -> None:
     with LocalGPUCluster(**CPU, lease=6, jobs=1) as cluster, Client(cluster) as client:
         cluster.wait_for_workers()
         assert client.submit(time.sleep, 15).result() is None

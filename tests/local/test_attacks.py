@@ -172,7 +172,7 @@ def bomb(tmp_path: Path) -> Any:
     assert not (tmp_path / "pwned").exists()
 
 
-async def test_who_knows_the_key_converses_and_no_other_does(over: Transport, caplog: pytest.LogCaptureFixture) -> None:
+async def test_who_has_the_key_converses_and_no_other_does(over: Transport, caplog: pytest.LogCaptureFixture) -> None:
     async with over.echo(messages := list[Any]()) as address:
         await converse(address)
         with pytest.raises(OSError):
@@ -249,7 +249,9 @@ async def test_only_the_proof_of_a_member_on_this_connection_lets_anybody_in(
     assert "the peer does not have the cluster's key" in caplog.text
 
 
-async def test_nobody_gets_in_by_handing_on_what_members_say(over: Transport, caplog: pytest.LogCaptureFixture) -> None:
+async def test_nobody_gets_in_by_handing_on_what_members_send(
+    over: Transport, caplog: pytest.LogCaptureFixture
+) -> None:
     async with over.echo(messages := list[Any]()) as address:
         done = asyncio.Event()
 

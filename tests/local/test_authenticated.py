@@ -77,7 +77,7 @@ async def test_who_has_the_key_neither_listens_nor_connects_without_the_challeng
     plain.stop()
 
 
-async def test_a_process_of_a_cluster_with_tls_is_told_by_the_option_of_dask_what_it_may_do_without(
+async def test_a_process_of_a_cluster_with_tls_is_shown_by_the_option_of_dask_what_it_may_do_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "ucx.key").write_text(KEY.hex())
@@ -220,7 +220,7 @@ def test_the_files_have_the_key_and_nothing_shows_it(cluster: LocalGPUCluster) -
         assert page.read() == b"ok", "the dashboard is as ever"
 
 
-def test_a_program_that_knows_nothing_of_hpcgpu_connects_with_what_is_in_its_environment(
+def test_a_program_without_hpcgpu_connects_with_what_is_in_its_environment(
     cluster: LocalGPUCluster,
 ) -> None:
     schemes = {found.name for found in entry_points(group="distributed.comm.backends")}

@@ -77,7 +77,7 @@ class Gathering:
         return f"{type(self.error).__name__}: {self.error}"
 
 
-def test_the_end_of_the_budget_is_told_before_and_then_and_lost_results_are_errors_at_once(
+def test_the_end_of_the_budget_is_reported_before_and_then_and_lost_results_are_errors_at_once(
     queue: LocalQueue, until: Until, fake_gpus: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpcgpu.scaling.budget._NEAR", 1e-6)
@@ -150,7 +150,7 @@ def test_results_move_to_another_group_before_the_jobs_end(queue: LocalQueue, un
         assert client.gather(result) == [1, 2, 3]
 
 
-def test_work_that_the_rest_of_the_budget_cannot_pay_is_told(
+def test_work_that_the_rest_of_the_budget_cannot_pay_is_reported(
     queue: LocalQueue, until: Until, fake_gpus: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpcgpu.scaling.adaptive_policy._USEFUL", 300.0)

@@ -46,7 +46,7 @@ def test_the_login_node_is_checked_without_a_job(queue: LocalQueue, home: Path) 
     assert not list((queue.directory / "jobs").glob("*.json")), "no job was submitted"
 
 
-def test_a_job_of_each_kind_is_looked_at_and_none_is_left(queue: LocalQueue, home: Path) -> None:
+def test_a_job_of_each_kind_is_checked_and_none_is_left(queue: LocalQueue, home: Path) -> None:
     lines = report("--in-job", *ON_CPUS)
     assert {line["grade"] for line in lines.values()} == {"ok"}
     for where in ("scheduler job", "worker job"):
@@ -86,7 +86,7 @@ def test_the_collectives_of_the_check_are_those_of_the_workers_of_a_cluster(
     assert len(there) == (1 if of_site else 2), "NCCL reads the file itself"
 
 
-def test_gpus_are_looked_at(queue: LocalQueue, fake_gpus: None, home: Path) -> None:
+def test_gpus_are_checked(queue: LocalQueue, fake_gpus: None, home: Path) -> None:
     lines = report("--in-job", "--system", "local", "--gpus-per-node", "2", "--scheduler", "gpus_per_node=1")
     assert (
         lines["worker job", "GPUs"]["found"].startswith("2 x Fake GPU")
@@ -133,7 +133,7 @@ def test_a_job_that_breaks_shows_its_log(queue: LocalQueue, home: Path) -> None:
     )
 
 
-def test_what_can_never_run_is_said_in_the_queue_s_words(queue: LocalQueue, home: Path) -> None:
+def test_what_can_never_run_is_reported_in_the_queue_s_words(queue: LocalQueue, home: Path) -> None:
     lines = report("--in-job", "--system", "local", "--gpus-per-node", "9", code=1)
     assert "requests 9 GPUs, but this machine has 4" in lines["worker job", "job"]["found"]
     assert live(queue) == []

@@ -363,7 +363,7 @@ def test_an_asynchronous_program_awaits_both(queue: LocalQueue, home: Path) -> N
     asyncio.run(program())
 
 
-def test_a_cluster_without_a_directory_for_checkpoints_says_what_to_write(cluster: LocalGPUCluster) -> None:
+def test_a_cluster_without_a_directory_for_checkpoints_names_what_to_write(cluster: LocalGPUCluster) -> None:
     for act in (lambda: cluster.checkpoint(1, name="demo"), lambda: cluster.restore("demo")):
         with pytest.raises(OptionError, match=r"write where it is, as path=... or .* checkpoint_directory=\.\.\."):
             act()

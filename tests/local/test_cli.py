@@ -75,13 +75,13 @@ def test_all_clusters_are_stopped(queue: LocalQueue, home: Path) -> None:
     assert live(queue) == []
 
 
-def test_a_name_that_is_not_there_is_said(home: Path) -> None:
+def test_a_name_that_is_not_there_is_reported(home: Path) -> None:
     done = hpcgpu("stop", "nobody")
     assert done.returncode == 2 and "there is no cluster named 'nobody' in" in done.stderr
     assert hpcgpu("stop").returncode == 2
 
 
-def test_a_cluster_is_started_looked_at_scaled_and_stopped(queue: LocalQueue, home: Path, until: Until) -> None:
+def test_a_cluster_is_started_shown_scaled_and_stopped(queue: LocalQueue, home: Path, until: Until) -> None:
     done = hpcgpu("start", "stays", *ON_CPUS, "--jobs", "1", "--idle-timeout", "10m")
     assert done.returncode == 0, done.stderr
     assert "stays-scheduler" in done.stdout and 'Connect in Python: hpcgpu.connect("stays")' in done.stdout
@@ -137,7 +137,9 @@ def test_logs_are_followed_until_the_cluster_ends(queue: LocalQueue, home: Path)
         assert "Scheduler at:" in rest.read() and follower.wait(100) == 0
 
 
-def test_start_need_not_wait_and_status_says_what_is_waited_for(queue: LocalQueue, home: Path, fake_gpus: None) -> None:
+def test_start_need_not_wait_and_status_reports_what_is_waited_for(
+    queue: LocalQueue, home: Path, fake_gpus: None
+) -> None:
     blocker = block_queue(queue, home)
     done = hpcgpu("start", "later", *WAITS, "--jobs", "1", "--no-wait")
     assert done.returncode == 0 and "dashboard  when the scheduler job runs" in done.stdout, done.stderr
@@ -182,7 +184,7 @@ def test_an_interrupted_start_leaves_no_job(
         (("--config", "nowhere.yaml"), "does not exist"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_submitted(
+def test_what_cannot_be_is_reported_before_anything_is_submitted(
     arguments: tuple[str, ...], words: str, queue: LocalQueue, home: Path
 ) -> None:
     done = hpcgpu("start", "bad", "--system", "local", *arguments)
@@ -199,7 +201,7 @@ def test_options_of_a_file_count_after_those_of_the_command_line(home: Path) -> 
     assert (shown["scheduler.queue"], shown["scheduler.walltime"]) == ("tiny", 4 * 3600)
 
 
-def test_config_says_where_each_option_comes_from(home: Path) -> None:
+def test_config_reports_where_each_option_comes_from(home: Path) -> None:
     (home / "dask").mkdir()
     file = home / "dask" / "hpcgpu.yaml"
     file.write_text("hpcgpu:\n  cores: 8\n  memory: 10GB\n  slurm:\n    cores: 16\n    scheduler: {queue: small}\n")
@@ -252,7 +254,9 @@ def test_run_passes_the_exit_code_on_and_leaves_no_job(queue: LocalQueue, home: 
 
 
 @pytest.mark.parametrize("scheduler", [(), ("--scheduler", "local")])
-def test_run_closes_its_cluster_whatever_the_configuration_says(scheduler: tuple[str, ...], queue: LocalQueue) -> None:
+def test_run_closes_its_cluster_whatever_the_configuration_requests(
+    scheduler: tuple[str, ...], queue: LocalQueue
+) -> None:
     kept = {"DASK_HPCGPU__SHUTDOWN_ON_CLOSE": "false"}
     done = hpcgpu("run", *ON_CPUS, *scheduler, "--jobs", "1", "--quiet", "--", "true", **kept)
     assert (done.returncode, live(queue)) == (0, []), done.stderr
@@ -308,7 +312,7 @@ def test_the_scheduler_job_scales_the_cluster_again_when_a_program_that_took_it_
     assert live(queue) == []
 
 
-def test_a_program_that_scales_a_cluster_hears_that_the_scheduler_job_does_now(queue: LocalQueue, until: Until) -> None:
+def test_a_program_that_scales_a_cluster_reads_that_the_scheduler_job_does_now(queue: LocalQueue, until: Until) -> None:
     cluster = LocalGPUCluster(name="given", jobs=1, **CPU)
     cluster.wait_for_workers(1)
     with told("cluster given was taken over by"):
@@ -389,7 +393,7 @@ def test_names_of_clusters_are_completed_and_discovered(queue: LocalQueue) -> No
     assert "_HPCGPU_COMPLETE=bash_complete" in hpcgpu("completion", "bash").stdout
 
 
-def test_a_manager_in_the_scheduler_job_that_dies_is_told(queue: LocalQueue, home: Path, until: Until) -> None:
+def test_a_manager_in_the_scheduler_job_that_dies_is_reported(queue: LocalQueue, home: Path, until: Until) -> None:
     assert hpcgpu("start", "mind", *ON_CPUS, "--adapt", "--maximum-jobs", "1").returncode == 0
     until(lambda: "adaptive" in status("mind")["manager"], "the manager in the scheduler job is there")
     managers = [

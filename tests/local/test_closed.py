@@ -37,7 +37,7 @@ CALLS: dict[str, Callable[[GPUCluster], Any]] = {
 }
 
 
-def test_every_call_on_a_closed_cluster_says_that_it_is_closed_and_its_logs_can_be_read(queue: LocalQueue) -> None:
+def test_every_call_on_a_closed_cluster_reports_that_it_is_closed_and_its_logs_can_be_read(queue: LocalQueue) -> None:
     cluster = LocalGPUCluster(name="over", jobs=1, **CPU)
     cluster.wait_for_workers(1)
     adaptive = cluster.adapt(maximum=1)
@@ -58,7 +58,7 @@ def test_every_call_on_a_closed_cluster_says_that_it_is_closed_and_its_logs_can_
     assert "status=closed" in repr(cluster)
 
 
-async def test_every_call_on_a_closed_asynchronous_cluster_says_so_too(queue: LocalQueue) -> None:
+async def test_every_call_on_a_closed_asynchronous_cluster_reports_it_too(queue: LocalQueue) -> None:
     cluster = await LocalGPUCluster(name="over", asynchronous=True, **CPU)
     await cluster.close()
     for name, call in CALLS.items():
@@ -138,7 +138,7 @@ def test_logs_of_a_closed_asynchronous_cluster_can_be_read_when_its_loop_is_gone
     assert "submitted scheduler job" in asyncio.run(main()).get_logs()["Cluster"]
 
 
-def test_a_detached_cluster_says_how_to_attach_to_it(queue: LocalQueue) -> None:
+def test_a_detached_cluster_reports_how_to_attach_to_it(queue: LocalQueue) -> None:
     cluster = LocalGPUCluster(name="left", **CPU)
     cluster.detach()
     with pytest.raises(
@@ -150,7 +150,7 @@ def test_a_detached_cluster_says_how_to_attach_to_it(queue: LocalQueue) -> None:
     assert live(queue) == []
 
 
-def test_the_end_of_the_log_is_told_once_and_the_repr_of_a_failed_cluster_is_one_line(queue: LocalQueue) -> None:
+def test_the_end_of_the_log_is_reported_once_and_the_repr_of_a_failed_cluster_is_one_line(queue: LocalQueue) -> None:
     notices: list[Notice] = []
     cluster = LocalGPUCluster(name="lost", notify=notices.append, **CPU)
     with told("(?s)the scheduler of cluster lost is gone.*Log: .*\n.*Scheduler at"):
@@ -189,7 +189,9 @@ def test_a_quiet_cluster_whose_scheduler_runs_here_does_not_chatter(queue: Local
     assert (done.stdout, done.stderr) == ("3\n{0}\n", "")
 
 
-def test_close_says_which_jobs_it_waits_for_and_how_long(queue: LocalQueue, capsys: pytest.CaptureFixture[str]) -> None:
+def test_close_reports_which_jobs_it_waits_for_and_how_long(
+    queue: LocalQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster = LocalGPUCluster(name="slow", **{**CPU, "quiet": False})
     capsys.readouterr()
     cluster.close()

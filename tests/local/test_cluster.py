@@ -351,7 +351,7 @@ def test_a_second_manager_does_not_silence_the_first(
         cluster.sync(second.close)
 
 
-def test_jobs_keep_the_cluster_s_name_whatever_the_scheduler_s_metadata_say(queue: LocalQueue) -> None:  # row 13
+def test_jobs_keep_the_cluster_s_name_whatever_the_scheduler_s_metadata_contain(queue: LocalQueue) -> None:  # row 13
     with LocalGPUCluster(**CPU, name="mine") as cluster:
         cluster._cluster_info["name"] = "other"  # as Cluster._start takes it from them
         assert cluster.name == "mine"
@@ -374,7 +374,7 @@ def test_the_scheduler_may_run_in_the_client_s_process(queue: LocalQueue) -> Non
         assert not cluster.directory.detached
 
 
-def test_without_security_the_user_is_told_what_that_means(queue: LocalQueue) -> None:
+def test_without_security_the_user_is_shown_what_that_means(queue: LocalQueue) -> None:
     with told("can run programs with your rights"), LocalGPUCluster(security=False, **CPU) as cluster:
         assert cluster.scheduler_address.startswith("tcp://")
 
@@ -464,7 +464,7 @@ def test_slurm_never_sees_what_cannot_be(
     assert not (home / "asked").exists() and not (home / "clusters").exists()
 
 
-def test_where_slurm_is_not_installed_that_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_slurm_is_not_installed_that_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(home))
     with pytest.raises(
         BatchError, match=r"`sbatch` was not found on the PATH. hpcgpu needs Slurm's commands: run this on a login node"

@@ -88,7 +88,7 @@ def test_it_forwards_until_it_is_interrupted_and_other_users_of_the_machine_need
         socket.create_connection(("127.0.0.1", port), timeout=10)
 
 
-def test_a_port_that_another_program_has_is_said(cluster: LocalGPUCluster) -> None:
+def test_a_port_that_another_program_has_is_reported(cluster: LocalGPUCluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = hpcgpu("dashboard", "demo", "--forward", "--port", str(taken.getsockname()[1]))
     assert done.returncode == 1 and "address already in use" in done.stderr.lower()

@@ -138,7 +138,7 @@ def test_the_commands_refuse_it_too(queue: LocalQueue, foreign: Path, trap: Trap
 
 
 @needs_root
-def test_the_list_shows_own_clusters_and_says_why_it_leaves_one_out(queue: LocalQueue, foreign: Path) -> None:
+def test_the_list_shows_own_clusters_and_reports_why_it_leaves_one_out(queue: LocalQueue, foreign: Path) -> None:
     create_directory.claim(foreign.parent / "own", lambda submits: [], system="local")
     done = subprocess.run(
         [sys.executable, "-m", "hpcgpu", "list", "--json"], check=True, capture_output=True, text=True
@@ -149,7 +149,7 @@ def test_the_list_shows_own_clusters_and_says_why_it_leaves_one_out(queue: Local
 
 
 @needs_root
-def test_stop_all_says_which_cluster_it_has_not_stopped_and_fails(queue: LocalQueue, foreign: Path) -> None:
+def test_stop_all_reports_which_cluster_it_has_not_stopped_and_fails(queue: LocalQueue, foreign: Path) -> None:
     create_directory.claim(foreign.parent / "own", lambda submits: [], system="local")
     done = subprocess.run(
         [sys.executable, "-m", "hpcgpu", "stop", "--all"], check=False, capture_output=True, text=True

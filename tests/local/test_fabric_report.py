@@ -13,7 +13,7 @@ from tests.helpers import CPU, GPU, hpcgpu, printed
 
 
 @pytest.mark.parametrize(("protocol", "spoken", "transport"), [("ucx", "ucx", "tcp/"), ("tcp", "tls", "tls/")])
-def test_a_cluster_tells_what_its_workers_talk_over(
+def test_a_cluster_reports_what_its_workers_talk_over(
     queue: LocalQueue, fake_gpus: None, protocol: str, spoken: str, transport: str
 ) -> None:
     if protocol == "ucx":
@@ -58,7 +58,7 @@ async def test_an_asynchronous_cluster_gives_an_awaitable(queue: LocalQueue) -> 
         assert (await cluster.fabric).protocol == "tls"  # type: ignore[misc]
 
 
-def test_a_worker_s_node_that_cannot_do_what_was_decided_says_why(queue: LocalQueue) -> None:
+def test_a_worker_s_node_that_cannot_do_what_was_decided_reports_why(queue: LocalQueue) -> None:
     with LocalGPUCluster(**CPU, name="split", worker_restarts=0) as cluster:
         contact = cluster.directory.contact()
         assert contact is not None

@@ -59,7 +59,7 @@ def fill_last_page(file: Path) -> None:
         log.write(b"\n" * (-file.stat().st_size % 4096))
 
 
-def test_the_message_says_that_the_disk_is_full(queue: LocalQueue, disk: Path) -> None:
+def test_the_message_names_the_full_disk(queue: LocalQueue, disk: Path) -> None:
     fill(disk)
     with pytest.raises(ClusterError) as failed:
         LocalGPUCluster(**CPU, log_directory=str(disk), scheduler={"job_script_prologue": ["exit 3"]})
@@ -112,7 +112,7 @@ def test_a_later_worker_that_cannot_unpack_an_uploaded_package_takes_no_task_and
 
 
 @pytest.mark.filterwarnings("ignore::hpcgpu.errors.ClusterWarning")
-def test_a_wait_for_a_worker_that_cannot_unpack_an_uploaded_package_when_it_starts_again_says_so(
+def test_a_wait_for_a_worker_that_cannot_unpack_an_uploaded_package_when_it_starts_again_reports_it(
     queue: LocalQueue, disk: Path, large: Any, until: Until
 ) -> None:
     """A restart or a wait may succeed: the scheduler has seen the new worker, for a moment."""
@@ -176,7 +176,7 @@ def test_a_cluster_that_loses_its_scheduler_while_the_disk_is_full_goes_on_when_
     assert live(queue) == []
 
 
-def test_a_manager_that_cannot_write_on_a_full_disk_says_so(queue: LocalQueue, disk: Path) -> None:
+def test_a_manager_that_cannot_write_on_a_full_disk_reports_it(queue: LocalQueue, disk: Path) -> None:
     LocalGPUCluster(name="demo", cluster_directory=str(disk), shutdown_on_close=False, **CPU).close()
     place = str(disk / "demo")
     filler = fill(disk)

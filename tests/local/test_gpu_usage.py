@@ -26,7 +26,7 @@ def devices(cluster: LocalGPUCluster) -> list[dict[str, Any]]:
     return list(cluster.sync(ask))
 
 
-def test_the_scheduler_knows_what_each_gpu_does_and_since_when_it_is_idle(
+def test_the_scheduler_records_what_each_gpu_does_and_since_when_it_is_idle(
     queue: LocalQueue, fake_gpus: None, home: Path, monkeypatch: pytest.MonkeyPatch, until: Until
 ) -> None:
     says = home / "says"

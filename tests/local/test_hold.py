@@ -288,7 +288,7 @@ def test_a_program_that_has_only_connected_learns_the_end_of_the_walltime_and_wh
 
 
 @pytest.mark.parametrize("scheduler_first", [True, False])
-def test_a_fresh_cluster_says_which_job_ends_first_before_the_queue_does(
+def test_a_fresh_cluster_reports_which_job_ends_first_before_the_queue_does(
     queue: LocalQueue, capfd: pytest.CaptureFixture[str], scheduler_first: bool
 ) -> None:
     options = {**GPU, "quiet": False, "poll_interval": 600, "walltime": "2h"}
@@ -375,7 +375,7 @@ def test_more_workers_than_there_will_be_are_an_error_and_a_wait_ends_by_its_tim
         threads.submit(hold_one, cluster_of_two, timeout=10).result()
 
 
-def test_a_program_that_has_only_connected_is_told_why_there_are_not_more_workers(
+def test_a_program_that_has_only_connected_is_shown_why_there_are_not_more_workers(
     cluster_of_two: LocalGPUCluster, until: Until, capfd: pytest.CaptureFixture[str]
 ) -> None:
     reports_while_it_waits(cluster_of_two, 3, until, capfd, "3 workers to hold: 2 free, ", "the size is set to 1 job")
@@ -455,7 +455,7 @@ def test_what_the_block_raises_comes_through_and_the_workers_are_free_again(clus
             workers.run(travels(lambda: 1 / 0))
 
 
-def test_what_one_rank_raises_is_raised_while_the_others_still_wait_and_says_which_rank_it_was(
+def test_what_one_rank_raises_is_raised_while_the_others_still_wait_and_reports_which_rank_it_was(
     cluster_of_two: LocalGPUCluster, home: Path
 ) -> None:
     with cluster_of_two.hold(2) as workers:
@@ -660,7 +660,7 @@ except KeyboardInterrupt:
         program.communicate("\n")
 
 
-def test_workers_on_which_an_interrupted_call_still_runs_are_given_last_and_that_is_said(
+def test_workers_on_which_an_interrupted_call_still_runs_are_given_last_and_that_is_reported(
     cluster_of_two: LocalGPUCluster, tmp_path: Path, until: Until
 ) -> None:
     then = f"""

@@ -147,7 +147,7 @@ def test_results_arrive_as_host_copies(cluster: LocalGPUCluster) -> None:
         assert client.gather([client.submit(array, pure=False), client.submit(int, 7)])[1] == 7
 
 
-def test_what_cannot_be_copied_is_said_and_the_connection_lives(cluster: LocalGPUCluster) -> None:
+def test_what_cannot_be_copied_is_reported_and_the_connection_lives(cluster: LocalGPUCluster) -> None:
     with Client(cluster, set_as_default=False) as client:
         with pytest.raises(
             TypeError, match=r"a result is a torch.Tensor in GPU memory.* Return a host copy from the task"

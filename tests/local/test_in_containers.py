@@ -260,7 +260,7 @@ def test_a_temporary_directory_of_the_job_alone_is_var_tmp_in_charliecloud(user:
     wait_until(lambda: not user.processes(), lambda: f"none of these is left: {user.processes()}")
 
 
-def test_the_check_looks_inside_a_container(user: User) -> None:
+def test_the_check_examines_the_inside_of_a_container(user: User) -> None:
     cli = [CLIENT, "-P", "-m", "hpcgpu", "check", "--in-job", "--json", "--system", "local", "--gpus-per-node", "0"]
     cli += ["--container", str(user.image), "--container-runtime", "charliecloud", "--python", f"{VENV}/bin/python"]
     done = user.run(*cli)

@@ -570,7 +570,7 @@ def test_what_dask_labextension_made_goes_on_with_the_next_scheduler(
     wait_until(lambda: not live(queue), "its jobs end")
 
 
-def test_a_configuration_that_another_file_overrides_is_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configuration_that_another_file_overrides_is_reported(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DASK_CONFIG", str(home / "dask-config"))
     monkeypatch.setenv("DASK_DISTRIBUTED__CLIENT__SECURITY_LOADER", "of.another")
     done = hpcgpu("jupyter-config", *ON_CPUS)

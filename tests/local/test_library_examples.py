@@ -119,7 +119,7 @@ def test_the_example_of_cuml(cluster: LocalGPUCluster, client: Client) -> None:
     check_ranks(client, found, "raft_dask")
 
 
-def test_data_that_others_have_comes_to_the_held_workers_as_the_page_says(
+def test_data_that_others_have_comes_to_the_held_workers_as_the_page_promises(
     cluster: LocalGPUCluster, client: Client
 ) -> None:
     xgboost = pytest.importorskip("xgboost.dask", reason="xgboost-cpu is not installed")

@@ -97,7 +97,7 @@ def test_every_process_makes_its_tls_connections_as_we_do(cluster: LocalGPUClust
         assert transport() == ours, "client"
 
 
-def test_peers_that_say_nothing_hold_neither_the_cluster_nor_its_file_descriptors(
+def test_peers_that_send_nothing_hold_neither_the_cluster_nor_its_file_descriptors(
     cluster: LocalGPUCluster, until: Until
 ) -> None:
     with Client(cluster) as client, ExitStack() as silent:
@@ -344,7 +344,7 @@ def test_http_takes_no_commands(cluster: LocalGPUCluster) -> None:
     works(cluster)
 
 
-def test_without_the_token_no_page_says_anything(cluster: LocalGPUCluster) -> None:
+def test_without_the_token_no_page_shows_anything(cluster: LocalGPUCluster) -> None:
     routes = [
         "/",
         "/status",

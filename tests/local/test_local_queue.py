@@ -286,7 +286,7 @@ def test_only_pending_spares_running_jobs(site: Site) -> None:
     assert site.queue.poll(["99", "no-id", "../queue"]) == {}
 
 
-def test_find_knows_live_jobs_newest_last(site: Site) -> None:
+def test_find_returns_live_jobs_newest_last(site: Site) -> None:
     site.ended(site.submit("true", name="a"))
     jobs = [site.submit(FOREVER, name=name) for name in ("a", "b", "a")]
     assert site.queue.find("a") == [jobs[0], jobs[2]]

@@ -35,7 +35,9 @@ def waits(get: Callable[[], Any]) -> tuple[Thread, list[BaseException]]:
     return thread, errors
 
 
-def test_a_program_hears_why_the_scheduler_of_its_cluster_is_gone(queue: LocalQueue, home: Path, until: Until) -> None:
+def test_a_program_receives_the_reason_why_the_scheduler_of_its_cluster_is_gone(
+    queue: LocalQueue, home: Path, until: Until
+) -> None:
     with (
         pytest.warns(ClusterWarning, match="the scheduler of cluster demo is gone"),
         LocalGPUCluster(name="demo", jobs=1, **CPU) as cluster,
@@ -44,7 +46,9 @@ def test_a_program_hears_why_the_scheduler_of_its_cluster_is_gone(queue: LocalQu
         hears(queue, client, home, until)
 
 
-def test_a_client_from_connect_hears_why_its_scheduler_is_gone(queue: LocalQueue, home: Path, until: Until) -> None:
+def test_a_client_from_connect_receives_the_reason_why_its_scheduler_is_gone(
+    queue: LocalQueue, home: Path, until: Until
+) -> None:
     LocalGPUCluster(name="demo", jobs=1, **CPU).detach()
     with hpcgpu.connect("demo", quiet=True) as client:
         hears(queue, client, home, until)

@@ -61,7 +61,7 @@ def cut(client: Client, noticed_by: str) -> None:
     client.run_on_scheduler(abort)
 
 
-def test_a_job_that_loses_one_of_four_workers_says_so_and_is_replaced(
+def test_a_job_that_loses_one_of_four_workers_reports_it_and_is_replaced(
     queue: LocalQueue, fake_gpus: None, until: Until
 ) -> None:
     with LocalGPUCluster(name="short", jobs=1, worker_restarts=0, **FOUR) as cluster, Client(cluster) as client:
@@ -208,7 +208,7 @@ ALL_FAIL = [
 ]
 
 
-def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_told_and_replaced(
+def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_reported_and_replaced(
     fake_gpus: None, pbs: Site, until: Until
 ) -> None:
     with PBSGPUCluster(name="half", jobs=1, nodes_per_job=2, job_script_prologue=FAILS, **GPU) as cluster:

@@ -46,7 +46,7 @@ def log(home: Path) -> Log:
     return Log(home)
 
 
-def test_a_command_is_told_when_the_cluster_is_ready_has_lost_a_job_and_has_ended(
+def test_a_command_runs_when_the_cluster_is_ready_has_lost_a_job_and_has_ended(
     queue: LocalQueue, log: Log, until: Until
 ) -> None:
     with LocalGPUCluster(**CPU, name="told", jobs=1, notify=log.command) as cluster:
@@ -63,7 +63,7 @@ def test_a_command_is_told_when_the_cluster_is_ready_has_lost_a_job_and_has_ende
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_a_restart_of_the_scheduler_is_told(queue: LocalQueue, log: Log, until: Until, left: bool) -> None:
+def test_a_restart_of_the_scheduler_is_reported(queue: LocalQueue, log: Log, until: Until, left: bool) -> None:
     """By the program that manages the cluster; by the manager in the scheduler job if the program has left."""
     options: dict[str, Any] = {**CPU, "on_scheduler_end": "restart", "notify": log.command, "poll_interval": 0.5}
     with LocalGPUCluster(**options, name="again", jobs=1) as cluster, connect("again", quiet=True) as client:
@@ -80,7 +80,7 @@ def test_a_restart_of_the_scheduler_is_told(queue: LocalQueue, log: Log, until: 
     assert live(queue) == []
 
 
-def test_the_end_is_told_before_the_jobs_have_ended(
+def test_the_end_is_reported_before_the_jobs_have_ended(
     queue: LocalQueue, log: Log, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait = Closing.wait
@@ -95,7 +95,7 @@ def test_the_end_is_told_before_the_jobs_have_ended(
     assert log.events.count("ended") == 1
 
 
-def test_a_group_that_gets_no_more_jobs_is_told(queue: LocalQueue, log: Log, until: Until) -> None:
+def test_a_group_that_gets_no_more_jobs_is_reported(queue: LocalQueue, log: Log, until: Until) -> None:
     options: dict[str, Any] = {**CPU, "worker_restarts": 0, "job_script_prologue": ["exit 7"], "notify": log.command}
     with told("exit code 7"), LocalGPUCluster(**options, scheduler="local", name="paused", jobs=1):
         until(lambda: set(log.events) == {"job_lost", "paused"}, "it is paused")
@@ -138,7 +138,7 @@ def test_a_command_that_hangs_does_not_hold_up_the_cluster(queue: LocalQueue, un
     assert live(queue) == []
 
 
-def test_who_attaches_tells_what_was_not_told_before(queue: LocalQueue, log: Log, until: Until) -> None:
+def test_who_attaches_reports_what_was_not_reported_before(queue: LocalQueue, log: Log, until: Until) -> None:
     program = start_program(CPU | {"name": "kept", "jobs": 1, "notify": log.command})
     assert program.stdout is not None and program.stdout.readline() == "up\n"
     until(lambda: log.events == ["ready"], "its workers are connected")
@@ -151,7 +151,9 @@ def test_who_attaches_tells_what_was_not_told_before(queue: LocalQueue, log: Log
     assert log.events == ["ready", "ended"], "the command of the start, and no second ready"
 
 
-def test_the_manager_in_the_scheduler_job_tells_without_any_program(queue: LocalQueue, log: Log, until: Until) -> None:
+def test_the_manager_in_the_scheduler_job_notifies_without_any_program(
+    queue: LocalQueue, log: Log, until: Until
+) -> None:
     adapt = ("--adapt", "--minimum-jobs", "1", "--maximum-jobs", "1")
     done = hpcgpu("start", "alone", *ON_CPUS, *adapt, "--notify", log.command)
     assert done.returncode == 0, done.stderr
@@ -163,7 +165,7 @@ def test_the_manager_in_the_scheduler_job_tells_without_any_program(queue: Local
     until(lambda: log.events == ["ready", "ended"], "its end is told")
 
 
-def test_a_start_without_a_manager_says_that_nobody_tells(queue: LocalQueue, log: Log) -> None:
+def test_a_start_without_a_manager_reports_that_nobody_notifies(queue: LocalQueue, log: Log) -> None:
     done = hpcgpu("start", "mute", *ON_CPUS, "--notify", log.command)
     assert hpcgpu("stop", "mute").returncode == 0
     assert done.returncode == 0, done.stderr
@@ -200,7 +202,7 @@ def test_results_are_saved_before_the_walltime_ends_and_the_next_cluster_has_the
 @pytest.mark.parametrize(
     ("scheduler", "words"), [("1h", "the walltime of the scheduler job, 60 min, is shorter"), ("2h", "")]
 )
-def test_a_scheduler_that_ends_before_the_workers_is_told_before_anything_is_submitted(
+def test_a_scheduler_that_ends_before_the_workers_is_reported_before_anything_is_submitted(
     queue: LocalQueue, scheduler: str, words: str, recwarn: pytest.WarningsRecorder
 ) -> None:
     options = {**CPU, "walltime": "2h", "quiet": True}

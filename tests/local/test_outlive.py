@@ -173,7 +173,7 @@ def test_without_waiting_a_waiting_cluster_can_be_closed_and_left(
     queue.cancel([blocker])
 
 
-def test_without_waiting_a_scheduler_that_dies_is_told(
+def test_without_waiting_a_scheduler_that_dies_is_reported(
     queue: LocalQueue, home: Path, fake_gpus: None, until: Until
 ) -> None:
     blocker = block_queue(queue, home)
@@ -230,7 +230,7 @@ def test_who_wants_to_connect_does_so_also_where_somebody_else_was_faster_to_sta
     assert live(queue) == []
 
 
-def test_the_second_manager_takes_over_and_the_first_says_so(queue: LocalQueue, until: Until) -> None:
+def test_the_second_manager_takes_over_and_the_first_reports_it(queue: LocalQueue, until: Until) -> None:
     first = LocalGPUCluster(name="two", jobs=1, **CPU)
     first.wait_for_workers(1)
     with warnings.catch_warnings(record=True) as caught:
@@ -385,7 +385,7 @@ async def test_a_program_that_closes_before_it_has_taken_a_cluster_over_leaves_i
     stop(made.directory, queue)
 
 
-def test_what_cannot_be_taken_up_is_said(queue: LocalQueue, home: Path) -> None:
+def test_what_cannot_be_taken_up_is_reported(queue: LocalQueue, home: Path) -> None:
     with pytest.raises(NoCluster, match=r"there is no cluster named 'nobody' in .*. Existing clusters: none"):
         LocalGPUCluster.from_name("nobody")
     with pytest.raises(NoCluster, match="is not the directory of a cluster"):

@@ -36,7 +36,7 @@ def waiting_start(queue: LocalQueue, home: Path, until: Until) -> Iterator[subpr
         queue.cancel([blocker])
 
 
-def test_a_start_that_stop_overtakes_says_so(queue: LocalQueue, home: Path, fake_gpus: None, until: Until) -> None:
+def test_a_start_that_stop_overtakes_reports_it(queue: LocalQueue, home: Path, fake_gpus: None, until: Until) -> None:
     with waiting_start(queue, home, until) as program:
         assert hpcgpu("stop", "late").returncode == 0
         _, said = program.communicate(timeout=250)
@@ -47,7 +47,7 @@ def test_a_start_that_stop_overtakes_says_so(queue: LocalQueue, home: Path, fake
 OTHER = "from hpcgpu import LocalGPUCluster; LocalGPUCluster.from_name('late').scale(jobs=2)"
 
 
-def test_a_start_that_another_program_scales_says_by_whom(
+def test_a_start_that_another_program_scales_reports_by_whom(
     queue: LocalQueue, home: Path, fake_gpus: None, until: Until
 ) -> None:
     with waiting_start(queue, home, until) as program:
@@ -64,7 +64,7 @@ def test_a_start_that_another_program_scales_says_by_whom(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
-def test_a_home_that_is_read_only_is_said_by_scale(
+def test_a_home_that_is_read_only_is_reported_by_scale(
     queue: LocalQueue, home: Path, fake_gpus: None, until: Until
 ) -> None:
     with waiting_start(queue, home, until) as program:

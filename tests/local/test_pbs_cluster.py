@@ -98,7 +98,7 @@ def test_a_job_whose_two_nodes_are_one_host_is_refused_by_its_own_script(pbs: Si
     assert pbs.alive() == {}
 
 
-def test_a_start_that_does_not_wait_hears_that_pbs_refused_a_worker_job(pbs: Site) -> None:
+def test_a_start_that_does_not_wait_reports_that_pbs_refused_a_worker_job(pbs: Site) -> None:
     pbs.set(queues={"workq": {"told": {"resources_max.ngpus": "4"}}})
     options = ("--system", "pbs", "--gpus-per-node", "9", "--scheduler", "gpus_per_node=0", "--no-wait")
     started = hpcgpu("start", "refused", "--jobs", "1", *options)
@@ -140,7 +140,7 @@ def test_waiting_jobs_are_given_up_first(fake_gpus: None, pbs: Site, until: Unti
         until(lambda: len(pbs.alive("full-0", "full-1", "full-2")) == 1, "a running one is given up")
 
 
-def test_a_suspended_job_is_said_to_be_suspended(pbs: Site, until: Until) -> None:
+def test_a_suspended_job_is_reported_as_suspended(pbs: Site, until: Until) -> None:
     with PBSGPUCluster(jobs=1, name="stopped", **CPU) as cluster:
         cluster.wait_for_workers(1)
         [job_id] = pbs.alive("stopped-0")
@@ -153,7 +153,7 @@ def test_a_suspended_job_is_said_to_be_suspended(pbs: Site, until: Until) -> Non
         until(lambda: not any(job.reason for job in cluster.jobs), "it was resumed")
 
 
-def test_a_request_that_no_node_can_fill_is_said(pbs: Site) -> None:
+def test_a_request_that_no_node_can_fill_is_reported(pbs: Site) -> None:
     """Whatever the poll interval is. What else PBS reports of such requests: tests/queue/test_pbs_batch.py."""
     options = CPU | {"scheduler": {"cores": 1, "select_extra": "gpu_type=a100"}, "poll_interval": 3600.0}
     words = r"no node of its queue is large enough.*no node has ncpus=1.*gpu_type=h100"
@@ -166,7 +166,7 @@ def test_a_request_that_no_node_can_fill_is_said(pbs: Site) -> None:
 
 
 @pytest.mark.timeout(180)  # a start that does not notice it would wait for ever
-def test_a_scheduler_job_that_can_never_run_is_said_and_its_held_workers_are_deleted(pbs: Site) -> None:
+def test_a_scheduler_job_that_can_never_run_is_reported_and_its_held_workers_are_deleted(pbs: Site) -> None:
     options = CPU | {"name": "big", "scheduler": {"cores": 999}, "poll_interval": 3600.0}
     with pytest.raises(ClusterError, match=r"scheduler job 0\.pbs01 \(big-scheduler\) will never start.*Can Never Run"):
         PBSGPUCluster(jobs=2, **options)
@@ -218,7 +218,9 @@ def test_a_refusal_is_in_pbs_s_own_words(pbs: Site) -> None:
     assert pbs.alive() == {}
 
 
-def test_where_pbs_keeps_no_history_the_ends_are_known_as_far_as_anybody_can_know(pbs: Site, until: Until) -> None:
+def test_where_pbs_keeps_no_history_the_ends_are_known_as_far_as_anybody_can_record_them(
+    pbs: Site, until: Until
+) -> None:
     pbs.set(history=False)
     with PBSGPUCluster(jobs=2, name="unkept", **CPU) as cluster:
         cluster.wait_for_workers(2)

@@ -39,7 +39,7 @@ def test_jobs_that_would_wait_are_not_promised_a_time(queue: LocalQueue, home: P
     assert "4 of 4 GPUs are taken, and 0 jobs wait before it" in done.stdout
 
 
-def test_a_job_that_is_too_large_is_said_never_to_start(queue: LocalQueue) -> None:
+def test_a_job_that_is_too_large_is_reported_as_never_starting(queue: LocalQueue) -> None:
     plan = printed("plan", hpcgpu(*PLAN, "--gpus-per-node", "9", "--json").stdout)
     of_kind = {job["kind"]: job for job in plan["jobs"]}
     assert of_kind["scheduler"]["limits"] == [] and of_kind["scheduler"]["start"] is not None
@@ -67,7 +67,7 @@ def test_a_plan_of_a_bad_option_ends_with_2(queue: LocalQueue) -> None:
     assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_pbs_tells_its_limits_and_what_is_free_and_no_time(pbs: Site, home: Path) -> None:
+def test_pbs_reports_its_limits_and_what_is_free_and_no_time(pbs: Site, home: Path) -> None:
     plan = PBSGPUCluster.plan(queue="gpu,workq,off,nope", jobs=1, walltime="2h", gpus_per_node=2)
     said = {job.queue: (job.limits, job.known) for job in plan.jobs if job.kind == "worker"}
     assert {job.start for job in plan.jobs} == {None}
@@ -84,7 +84,7 @@ def test_pbs_tells_its_limits_and_what_is_free_and_no_time(pbs: Site, home: Path
     assert "no node of its queue is large enough" in large.jobs[-1].limits[0]
 
 
-def test_where_qstat_fails_a_plan_says_only_what_it_knows(pbs: Site, home: Path) -> None:
+def test_where_qstat_fails_a_plan_has_only_what_was_reported(pbs: Site, home: Path) -> None:
     pbs.fault("qstat", stdout="", stderr="qstat: something odd\n", rc=1, always=True)
     with pytest.raises(BatchError):
         PBSGPUCluster.plan(jobs=1)

@@ -28,7 +28,7 @@ def hpcgpu(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_its_jobs_end_and_say_why_and_a_living_program_hears_the_path(
+def test_its_jobs_end_and_report_why_and_a_living_program_receives_the_path(
     queue: LocalQueue, home: Path, until: Until
 ) -> None:
     kinds = {

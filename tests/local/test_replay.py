@@ -266,7 +266,7 @@ def test_a_save_and_a_restore_go_on(queue: LocalQueue, tmp_path: Path, until: Un
     assert live(queue) == []
 
 
-def test_what_cannot_run_again_is_lost_and_says_why(queue: LocalQueue, tmp_path: Path) -> None:
+def test_what_cannot_run_again_is_lost_and_reports_why(queue: LocalQueue, tmp_path: Path) -> None:
     place = str(tmp_path)
     (tmp_path / "go").touch()
     with LocalGPUCluster(name="demo", jobs=1, **RESTART) as cluster, cluster.get_client() as client:

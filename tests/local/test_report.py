@@ -79,7 +79,7 @@ def test_the_bill_of_a_cluster_while_it_runs_and_after_its_end(
     assert "32 done, 0 lost with workers" in hpcgpu("report", "demo").stdout
 
 
-def test_a_job_knows_when_it_began_where_nobody_saw_its_end(queue: LocalQueue, home: Path, until: Until) -> None:
+def test_a_job_records_when_it_began_where_nobody_saw_its_end(queue: LocalQueue, home: Path, until: Until) -> None:
     cluster = LocalGPUCluster(jobs=1, name="demo", **CPU)
     cluster.wait_for_workers(1)
     started = {job.name: job.started for job in cluster.report().jobs}
@@ -129,7 +129,7 @@ def test_the_bill_is_there_after_everything_was_killed(queue: LocalQueue, home: 
     assert {job.state for job in found.jobs} == {"cancelled"} and all(job.ran for job in found.jobs)
 
 
-def test_a_cluster_without_jobs_or_files_has_a_report_that_says_what_is_not_known(
+def test_a_cluster_without_jobs_or_files_has_a_report_that_names_what_is_not_known(
     queue: LocalQueue, home: Path
 ) -> None:
     with LocalGPUCluster(name="demo", **CPU) as cluster:

@@ -209,7 +209,7 @@ def test_a_cluster_ends_while_its_next_scheduler_waits(
     assert live(queue) == []
 
 
-def test_a_future_of_between_two_schedulers_says_why_it_fails_if_no_scheduler_follows(
+def test_a_future_of_between_two_schedulers_reports_why_it_fails_if_no_scheduler_follows(
     queue: LocalQueue, tmp_path: Path, until: Until
 ) -> None:
     hold = tmp_path / "hold"
@@ -236,7 +236,7 @@ def test_a_future_of_between_two_schedulers_says_why_it_fails_if_no_scheduler_fo
     assert live(queue) == []
 
 
-def test_all_say_why_no_scheduler_follows_if_the_next_jobs_fail(
+def test_all_report_why_no_scheduler_follows_if_the_next_jobs_fail(
     queue: LocalQueue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_restarts, "_PAUSE_AFTER_FAILURE", 0.0)
@@ -269,7 +269,7 @@ def test_all_say_why_no_scheduler_follows_if_the_next_jobs_fail(
 
 
 @pytest.mark.usefixtures("fake_gpus")
-def test_commands_say_what_worker_jobs_wait_for_between_two_schedulers(
+def test_commands_report_what_worker_jobs_wait_for_between_two_schedulers(
     queue: LocalQueue, tmp_path: Path, until: Until
 ) -> None:
     hold = tmp_path / "hold"

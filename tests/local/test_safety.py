@@ -104,7 +104,7 @@ def test_a_job_that_the_queue_forgot_is_cancelled_all_the_same(odd: Odd, queue: 
     until(lambda: not live(queue), "they end")
 
 
-def test_a_submit_that_is_under_way_when_the_cluster_closes_is_told_and_cancels_itself(
+def test_a_submit_that_is_under_way_when_the_cluster_closes_is_reported_and_cancels_itself(
     odd: Odd, queue: LocalQueue, until: Until
 ) -> None:
     cluster = LocalGPUCluster(**CPU)
@@ -121,7 +121,7 @@ def test_a_submit_that_is_under_way_when_the_cluster_closes_is_told_and_cancels_
     assert queue.poll([job_id])[job_id].state is JobState.CANCELLED, "it did not only end because it found nothing"
 
 
-def test_a_submit_of_which_nothing_is_known_is_told_by_its_name(odd: Odd, queue: LocalQueue) -> None:
+def test_a_submit_of_which_nothing_is_known_is_reported_by_its_name(odd: Odd, queue: LocalQueue) -> None:
     odd.submit_error = AmbiguousSubmit("Slurm did not say whether it accepted job 'lost-scheduler'")
     with (
         warnings.catch_warnings(record=True) as caught,
@@ -167,7 +167,7 @@ def test_polls_that_go_wrong_do_not_end_the_watch(odd: Odd, queue: LocalQueue, u
             until(lambda: job.name not in cluster.workers and cluster.workers, "the job is replaced")
 
 
-def test_closing_right_after_scaling_is_quick_and_says_nothing(queue: LocalQueue) -> None:
+def test_closing_right_after_scaling_is_quick_and_reports_nothing(queue: LocalQueue) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", ClusterWarning)
         cluster = LocalGPUCluster(**CPU)
@@ -212,7 +212,7 @@ def test_a_journal_that_cannot_be_written_after_the_submit_loses_no_job(
     assert live(queue) == []
 
 
-def test_a_full_disk_is_told_and_nothing_is_submitted(
+def test_a_full_disk_is_reported_and_nothing_is_submitted(
     queue: LocalQueue, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(self: Any, name: str, kind: str, group: str, after_end: str) -> None:

@@ -36,7 +36,7 @@ def test_it_is_a_warning_where_the_user_wants_it_and_nothing_where_not(queue: Lo
         LocalGPUCluster(**CPU, env=env, environment_check="off").close()
 
 
-def test_a_worker_that_joins_with_other_software_is_told(queue: LocalQueue, tmp_path: Path) -> None:
+def test_a_worker_that_joins_with_other_software_is_reported(queue: LocalQueue, tmp_path: Path) -> None:
     with LocalGPUCluster(**CPU, jobs=1) as cluster:
         cluster.wait_for_workers(1)
         with told(r"warning +numpy .*1\.0\.0"):

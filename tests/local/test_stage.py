@@ -66,7 +66,7 @@ def test_every_process_of_a_cluster_runs_the_packed_environment_which_goes_with_
     until(lambda: list(node.iterdir()) == [], "the last job removes the environment")
 
 
-def test_jobs_of_a_changed_archive_fail_and_the_user_is_told_why(
+def test_jobs_of_a_changed_archive_fail_and_the_user_is_shown_why(
     queue: LocalQueue, node: Path, environment: Environment
 ) -> None:
     archive = environment.archive("env.tar")

@@ -92,7 +92,7 @@ def test_a_local_directory_that_others_can_change_is_refused_before_anything_is_
     assert not (home / "clusters").exists()
 
 
-def test_a_job_refuses_what_only_its_node_sees_and_says_why(queue: LocalQueue, home: Path, until: Until) -> None:
+def test_a_job_refuses_what_only_its_node_sees_and_reports_why(queue: LocalQueue, home: Path, until: Until) -> None:
     (home / "open").mkdir()
     (home / "open").chmod(0o777)
     with LocalGPUCluster(

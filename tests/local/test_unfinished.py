@@ -97,7 +97,7 @@ def test_a_start_that_was_killed_and_that_a_laptop_requests_again_leaves_no_job(
     assert live(queue) == []
 
 
-def test_a_start_that_does_not_wait_hears_of_a_refused_worker_job(queue: LocalQueue) -> None:
+def test_a_start_that_does_not_wait_reports_a_refused_worker_job(queue: LocalQueue) -> None:
     options = ("--gpus-per-node", "9", "--scheduler", "gpus_per_node=0", "--no-wait")
     started = command("start", "refused", "--system", "local", "--jobs", "1", *options)
     words = "worker job refused-0 was not submitted: job 'refused-0' requests 9 GPUs, but this machine has 4"
@@ -106,7 +106,7 @@ def test_a_start_that_does_not_wait_hears_of_a_refused_worker_job(queue: LocalQu
     assert f"problem    {words}" in command("status", "refused").stdout
 
 
-def test_a_program_is_told_of_the_same(queue: LocalQueue) -> None:
+def test_a_function_receives_the_same(queue: LocalQueue) -> None:
     with pytest.raises(hpcgpu.ClusterError, match="requests 9 GPUs, but this machine has 4"):
         LocalGPUCluster(name="refused", jobs=1, gpus_per_node=9, scheduler={"gpus_per_node": 0}, wait=False, quiet=True)
     assert live(queue) == []
@@ -138,7 +138,7 @@ def test_nothing_is_missing_while_a_program_may_still_submit_it(queue: LocalQueu
         assert "3 worker jobs were asked for" in unfinished(cluster.directory, now=time.time(), left=True)
 
 
-async def test_the_lease_does_not_end_a_cluster_that_was_left_before_the_scheduler_heard_of_it() -> None:
+async def test_the_lease_does_not_end_a_cluster_that_was_left_before_the_scheduler_received_that() -> None:
     looks = [True, True, False]
 
     class Scheduler:

@@ -302,7 +302,7 @@ def test_a_forked_worker_gets_what_plugins_of_its_nanny_set_and_ends_as_a_spawne
         assert compressed.read() == "the end of a result"
 
 
-def test_a_worker_is_spawned_if_the_fork_server_cannot_be_reached_or_lacks_a_package_and_the_log_says_so(
+def test_a_worker_is_spawned_if_the_fork_server_cannot_be_reached_or_lacks_a_package_and_the_log_reports_it(
     queue: LocalQueue, fake_gpus: None, home: Path, until: Until
 ) -> None:
     packages = home / "own" / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
@@ -329,7 +329,7 @@ def test_a_worker_is_spawned_if_the_fork_server_cannot_be_reached_or_lacks_a_pac
     assert "hpcgpu: workers are spawned from now on: packages were installed after the fork server had" in logs
 
 
-def test_workers_are_spawned_where_a_fork_is_not_safe_and_the_log_says_why(
+def test_workers_are_spawned_where_a_fork_is_not_safe_and_the_log_reports_why(
     queue: LocalQueue, fake_gpus: None, home: Path
 ) -> None:
     (home / "site").mkdir()

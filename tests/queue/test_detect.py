@@ -49,9 +49,7 @@ def test_a_slurm_that_is_only_installed_is_reported_and_a_pbs_that_answers_is_ta
     assert "`sbatch` is installed, but Slurm cannot be used: `squeue` failed" in capsys.readouterr().err
 
 
-def test_where_a_package_would_know_the_batch_system_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_package_supports_the_batch_system_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     condor_submit = tmp_path / "condor_submit"
     condor_submit.write_text("#!/bin/sh\n")
     condor_submit.chmod(0o700)

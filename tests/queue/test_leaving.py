@@ -71,7 +71,7 @@ def a_job(slurm: Slurm, **environment: str) -> Retirement:
     return Retirement(own_job=job, batch=slurm, directory=nowhere, contact=nowhere, names=["w"], walltime=2 * HOUR)
 
 
-def test_a_job_that_knows_its_end_asks_the_queue_once_before_its_workers_leave(
+def test_a_job_that_has_its_end_asks_the_queue_once_before_its_workers_leave(
     slurm: Slurm, site: Site, clock: Clock, retired: list[Retirement]
 ) -> None:
     began, asked = clock.now, list[float]()
@@ -166,7 +166,7 @@ def test_a_job_without_an_end_is_left_alone(slurm: Slurm, site: Site, clock: Clo
     assert not retired
 
 
-def test_a_node_without_the_commands_of_the_queue_says_so_in_the_log(
+def test_a_node_without_the_commands_of_the_queue_reports_it_in_the_log(
     slurm: Slurm,
     site: Site,
     clock: Clock,
@@ -195,7 +195,7 @@ def test_where_the_queue_cannot_be_asked_the_walltime_counts_from_the_start_of_t
     assert len(retired) == 1 and clock.now == began + 2 * HOUR - 150
 
 
-def test_a_queue_that_never_answers_is_asked_less_and_less_often_and_the_log_says_so_once(
+def test_a_queue_that_never_answers_is_asked_less_and_less_often_and_the_log_reports_it_once(
     slurm: Slurm, site: Site, clock: Clock, retired: list[Retirement], capfd: pytest.CaptureFixture[str]
 ) -> None:
     began = clock.now
@@ -210,7 +210,7 @@ def test_a_queue_that_never_answers_is_asked_less_and_less_often_and_the_log_say
     assert "so the walltime of its script says when its workers retire" in from_script
 
 
-def test_a_signal_ends_the_workers_at_once_only_if_the_queue_says_that_the_job_ends(
+def test_a_signal_ends_the_workers_at_once_only_if_the_queue_reports_that_the_job_ends(
     slurm: Slurm, site: Site, clock: Clock
 ) -> None:
     end = clock.now + HOUR
@@ -288,7 +288,7 @@ async def test_what_runs_on_retiring_workers_may_finish_but_not_for_longer_than_
     assert steps[0] == "retire" and steps[-1] == "close"
 
 
-def test_a_job_that_slurm_warns_tells_its_workers_to_retire_while_some_time_is_left(
+def test_a_job_that_slurm_warns_lets_its_workers_retire_while_some_time_is_left(
     slurm: Slurm, clock: Clock, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     latest: Queue[float] = Queue()

@@ -217,7 +217,7 @@ def test_jobs_of_a_dead_node_do_not_end_the_scaling() -> None:
 
 
 @pytest.mark.parametrize("letter", ["S", "U"])
-def test_a_suspended_job_runs_and_is_said_to_be_suspended(letter: str) -> None:
+def test_a_suspended_job_runs_and_is_reported_as_suspended(letter: str) -> None:
     comment = "Job run at Mon Nov 23 at 14:40 on (n0:ncpus=1)"
     status = parsed(f"Job Id: 5.pbs01\n    job_state = {letter}\n    comment = {comment}\n\n")["5.pbs01"]
     assert status.state is JobState.RUNNING and status.suspended
@@ -225,7 +225,7 @@ def test_a_suspended_job_runs_and_is_said_to_be_suspended(letter: str) -> None:
 
 
 @pytest.mark.parametrize("letter", ["M", "", "?", "QUANTUM"])
-def test_a_state_unheard_of_is_unknown_and_alive(letter: str) -> None:
+def test_a_state_never_seen_before_is_unknown_and_alive(letter: str) -> None:
     status = parsed(f"Job Id: 5.pbs01\n    job_state = {letter}\n\n")["5.pbs01"]
     assert status.state is JobState.UNKNOWN
     assert not status.state.ended
@@ -320,7 +320,7 @@ def test_a_real_pbs_is_accepted(batch: PBS) -> None:
         ("exit 1", False, "nothing, exit code 1"),
     ],
 )
-def test_the_imitations_of_others_are_told(
+def test_the_imitations_of_others_are_reported(
     batch: PBS, pbs: Site, answer: str, sbatch: bool, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{pbs.bin}:/usr/bin:/bin" if not sbatch else str(pbs.bin))
@@ -333,7 +333,7 @@ def test_the_imitations_of_others_are_told(
         batch.check()
 
 
-def test_a_qsub_of_a_batch_system_that_has_a_package_says_what_to_install(
+def test_a_qsub_of_a_batch_system_that_has_a_package_names_what_to_install(
     batch: PBS, pbs: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpcgpu.batch.pbs.client.names", lambda: ["local", "pbs", "slurm"])
@@ -343,7 +343,7 @@ def test_a_qsub_of_a_batch_system_that_has_a_package_says_what_to_install(
         batch.check()
 
 
-def test_the_server_tells_which_queue_it_is(batch: PBS, pbs: Site) -> None:
+def test_the_server_reports_which_queue_it_is(batch: PBS, pbs: Site) -> None:
     assert batch.identity() == "pbs01"
     pbs.set(down=True)
     assert (batch.identity(), PBS().identity()) == ("pbs01", "")
@@ -384,7 +384,7 @@ def test_submit_passes_name_dependency_and_log(batch: PBS, pbs: Site) -> None:
     batch.cancel([third])
 
 
-def test_jobs_of_two_clusters_with_the_same_short_name_are_told_apart(batch: PBS, pbs: Site) -> None:
+def test_jobs_of_two_clusters_with_the_same_short_name_are_distinguished(batch: PBS, pbs: Site) -> None:
     names = ["a-cluster-of-mine-7", "a-cluster-of-yours-7"]
     assert pbs_name(names[0]) == pbs_name(names[1]) == "a-cluster-of-7"
     jobs = [submit(batch, pbs, name) for name in names]
@@ -486,7 +486,7 @@ def test_a_refusal_is_final_and_in_pbs_s_own_words(batch: PBS, pbs: Site, direct
     assert len(pbs.calls("qsub")) == 1
 
 
-def test_a_host_whose_jobs_pbs_refuses_is_told_what_may_manage_the_cluster(batch: PBS, pbs: Site) -> None:
+def test_a_host_whose_jobs_pbs_refuses_is_shown_what_may_manage_the_cluster(batch: PBS, pbs: Site) -> None:
     """As PBS does on a compute node, where its server has no `flatuid`."""
     pbs.fault("qsub", lost=True, stdout="", stderr="qsub: Bad UID for job execution\n", rc=175)
     with pytest.raises(SubmitRefused, match=r"Bad UID .*from this host.*run on a login node: hpcgpu manage NAME"):
@@ -556,7 +556,7 @@ def test_a_job_over_its_walltime(batch: PBS, pbs: Site) -> None:
     assert "exceeded resource walltime (Exit_status = -29: its walltime is over)" in explain(status)
 
 
-def test_a_server_that_is_away_is_said_and_nothing_is_concluded(batch: PBS, pbs: Site, naps: list[float]) -> None:
+def test_a_server_that_is_away_is_reported_and_nothing_is_concluded(batch: PBS, pbs: Site, naps: list[float]) -> None:
     job_id = submit(batch, pbs)
     pbs.set(down=True)
     for ask in (lambda: batch.poll([job_id]), lambda: batch.cancel([job_id]), lambda: batch.find("ada-1")):
@@ -652,7 +652,7 @@ def test_a_job_that_waits_for_a_deleted_one_stays_held_until_it_is_cancelled(bat
     assert pbs.alive() == {}
 
 
-def test_what_no_node_can_fill_is_said(batch: PBS, pbs: Site) -> None:
+def test_what_no_node_can_fill_is_reported(batch: PBS, pbs: Site) -> None:
     ids = []
     for select, words in [
         ("1:ncpus=999", r"Can Never Run"),
@@ -666,14 +666,14 @@ def test_what_no_node_can_fill_is_said(batch: PBS, pbs: Site) -> None:
     batch.cancel(ids)
 
 
-def test_without_pbsnodes_nothing_is_said_of_nodes(batch: PBS, pbs: Site) -> None:
+def test_without_pbsnodes_nothing_is_reported_of_nodes(batch: PBS, pbs: Site) -> None:
     pbs.fault("pbsnodes", stdout="", rc=1)
     job_id = batch.submit(script(pbs, "true", "-l select=1:ncpus=17"), job_name="ada-1")
     assert outlook(batch.poll([job_id])[job_id]) is Outlook.WAIT
     batch.cancel([job_id])
 
 
-def test_a_history_that_fails_does_not_take_away_what_the_queue_said(batch: PBS, pbs: Site) -> None:
+def test_a_history_that_fails_does_not_take_away_what_the_queue_reported(batch: PBS, pbs: Site) -> None:
     job_id = submit(batch, pbs)
     monitor = Monitor(batch, grace=0)
     for known in (job_id, "999.pbs01"):
@@ -687,7 +687,7 @@ def test_a_history_that_fails_does_not_take_away_what_the_queue_said(batch: PBS,
     batch.cancel([job_id])
 
 
-def test_a_job_that_waits_for_its_reservation_says_so_and_when_it_begins(batch: PBS, pbs: Site) -> None:
+def test_a_job_that_waits_for_its_reservation_reports_it_and_when_it_begins(batch: PBS, pbs: Site) -> None:
     begins, ends = (float(time.time() // 60 * 60 + seconds) for seconds in (3600, 7200))
     pbs.change(lambda state: state["queues"].update(R7={}))
     pbs.set(reservations={"R7": (begins, ends)})
@@ -703,7 +703,7 @@ def test_a_job_that_waits_for_its_reservation_says_so_and_when_it_begins(batch: 
     batch.cancel([job_id])
 
 
-def test_a_job_that_a_route_drops_is_told_with_what_to_check(batch: PBS, pbs: Site) -> None:
+def test_a_job_that_a_route_drops_is_reported_with_what_to_check(batch: PBS, pbs: Site) -> None:
     pbs.change(lambda state: state["queues"].update(rt={"route": "gpu"}))
     path = script(pbs, "true", "-q rt")
     path.write_text(path.read_text().replace("01:00:00", "02:00:00"))

@@ -68,7 +68,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
         ({"queue": "small", "pbs_shape": "flat", "gpu_type": "h100"}, "no node has"),
     ],
 )
-def test_plan_says_what_pbs_would_refuse(site: Site, options: dict[str, Any], said: str) -> None:
+def test_plan_reports_what_pbs_would_refuse(site: Site, options: dict[str, Any], said: str) -> None:
     given = {"walltime": "1h", "cores": 1, "scheduler": "local", **options}
     plan = PBSGPUCluster.plan(**given)
     [job] = plan.jobs

@@ -68,7 +68,7 @@ def test_stop_on_the_login_node_of_another_system_changes_nothing_and_names_both
     assert cluster.tls.is_dir() and not cluster.closing and site.jobs(T="RUNNING") == ["7"]
 
 
-def test_list_on_the_login_node_of_another_system_keeps_the_cluster_and_says_where_it_is(
+def test_list_on_the_login_node_of_another_system_keeps_the_cluster_and_reports_where_it_is(
     cluster: ClusterDirectory, beta: Site
 ) -> None:
     beta.change(
@@ -96,7 +96,7 @@ def test_where_the_cluster_is_it_is_stopped(cluster: ClusterDirectory, site: Sit
 @pytest.mark.parametrize(
     "fault", [{"rc": 1}, {"stdout": "slurm_load_ctl_conf error"}, {"hang": True}, {"stdout": "ClusterName = (null)\n"}]
 )
-def test_a_queue_that_does_not_say_which_it_is_is_asked_for_the_jobs(
+def test_a_queue_that_does_not_identify_itself_is_asked_for_the_jobs(
     cluster: ClusterDirectory, site: Site, fault: dict[str, object]
 ) -> None:
     site.fault("scontrol", **fault)

@@ -172,7 +172,9 @@ def test_there_are_recordings_of_every_situation() -> None:
 
 
 @every_file
-def test_the_state_and_the_reason_are_read_as_slurm_said_them(path: Path, recording: Recording, tmp_path: Path) -> None:
+def test_the_state_and_the_reason_are_read_as_slurm_prints_them(
+    path: Path, recording: Recording, tmp_path: Path
+) -> None:
     slurm = Slurm(sleep=lambda seconds: None)
     if path.stem in REFUSED:
         script = tmp_path / "script"

@@ -250,7 +250,7 @@ def test_a_refusal_is_final_and_in_slurms_own_words(slurm: Slurm, site: Site) ->
     assert not site.jobs()
 
 
-def test_a_host_whose_jobs_slurm_refuses_is_told_what_may_manage_the_cluster(slurm: Slurm, site: Site) -> None:
+def test_a_host_whose_jobs_slurm_refuses_is_shown_what_may_manage_the_cluster(slurm: Slurm, site: Site) -> None:
     """As Slurm does on a host that is not among the `AllocNodes` of the partition."""
     words = "sbatch: error: Batch job submission failed: Access/permission denied\n"
     site.fault("sbatch", stdout="", stderr=words, rc=1, lost=True)
@@ -307,7 +307,7 @@ def test_no_jobs_are_polled_by_no_command(slurm: Slurm, site: Site) -> None:
 
 
 @pytest.mark.parametrize("word", ["EXPEDITING", "UPDATE_DB", "QUANTUM_ENTANGLED", "", "???"])
-def test_a_state_unheard_of_is_unknown_and_alive(slurm: Slurm, site: Site, word: str) -> None:
+def test_a_state_never_seen_before_is_unknown_and_alive(slurm: Slurm, site: Site, word: str) -> None:
     job_id = site.job(5, word)
     status = slurm.poll([job_id])[job_id]
     assert status.state is JobState.UNKNOWN
@@ -358,7 +358,7 @@ def test_times_that_are_not_known_are_none(slurm: Slurm, site: Site) -> None:
     assert (status.start, status.end, status.node) == (None, None, "")
 
 
-def test_a_queue_that_is_down_is_asked_again_and_then_said_to_be_unavailable(slurm: Slurm, site: Site) -> None:
+def test_a_queue_that_is_down_is_asked_again_and_then_reported_as_unavailable(slurm: Slurm, site: Site) -> None:
     site.job(5)
     site.fault("squeue", stdout="", stderr=QUEUE_DOWN, rc=1)
     assert set(slurm.poll(["5"])) == {"5"}
@@ -456,7 +456,7 @@ def test_an_unknown_id_does_not_hide_that_the_controller_went_down(slurm: Slurm,
     assert site.jobs(T="CANCELLED") == ["5"]
 
 
-def test_a_cancel_that_did_not_arrive_is_said(slurm: Slurm, site: Site) -> None:
+def test_a_cancel_that_did_not_arrive_is_reported(slurm: Slurm, site: Site) -> None:
     site.fault(
         "scancel", stderr="scancel: error: Kill job error on job id 5: Access/permission denied\n", rc=1, lost=True
     )
@@ -472,7 +472,7 @@ def test_without_accounting_nothing_is_known_of_ended_jobs(slurm: Slurm, site: S
     assert len(site.calls("sacct")) == 1
 
 
-def test_the_accounting_tells_how_jobs_ended(slurm: Slurm, site: Site) -> None:
+def test_the_accounting_reports_how_jobs_ended(slurm: Slurm, site: Site) -> None:
     records = {
         "5": "5|CANCELLED by 1000|0:15|n1|1700000000|1700000060|a|b",
         "6": "6|FAILED|3:0|n1|1700000000|1700000060|w",
@@ -492,7 +492,7 @@ def test_the_accounting_tells_how_jobs_ended(slurm: Slurm, site: Site) -> None:
 
 
 @pytest.mark.parametrize("problem", ["missing", "hangs"])
-def test_an_accounting_that_is_missing_or_hangs_does_not_take_away_what_the_queue_said(
+def test_an_accounting_that_is_missing_or_hangs_does_not_take_away_what_the_queue_reported(
     site: Site, monkeypatch: pytest.MonkeyPatch, problem: str
 ) -> None:
     site.job(5, "RUNNING")
@@ -525,7 +525,7 @@ def test_the_own_job_is_read_from_the_environment(slurm: Slurm, site: Site) -> N
     assert not site.environments()
 
 
-def test_the_queue_is_asked_for_the_end_where_the_environment_does_not_tell(slurm: Slurm, site: Site) -> None:
+def test_the_queue_is_asked_for_the_end_where_the_environment_does_not_name_it(slurm: Slurm, site: Site) -> None:
     site.job(5, "RUNNING", e="1700003600")
     own = slurm.own_job({"SLURM_JOB_ID": "5"})
     assert own is not None
@@ -535,7 +535,7 @@ def test_the_queue_is_asked_for_the_end_where_the_environment_does_not_tell(slur
 
 
 @pytest.mark.parametrize("problem", ["unknown", "down", "missing"])
-def test_an_end_that_nobody_tells_is_none(
+def test_an_end_that_nobody_reports_is_none(
     slurm: Slurm, site: Site, monkeypatch: pytest.MonkeyPatch, problem: str
 ) -> None:
     if problem == "down":

@@ -58,7 +58,7 @@ with SlurmGPUCluster(**{SMALL | {"name": "hangs", "jobs": 1}!r}) as cluster, clu
 
 
 @pytest.mark.shows("A home filesystem that is full")
-def test_a_full_home_is_told_and_costs_no_work_and_the_cluster_grows_when_there_is_room(
+def test_a_full_home_is_reported_and_costs_no_work_and_the_cluster_grows_when_there_is_room(
     site: Site,
 ) -> None:
     program = Program(
@@ -100,7 +100,7 @@ with SlurmGPUCluster(**{SMALL | {"name": "full", "jobs": 1}!r}) as cluster, clus
 
 
 @pytest.mark.shows("A home filesystem that is full")
-def test_a_cluster_that_begins_on_a_full_home_says_so_and_submits_nothing(site: Site) -> None:
+def test_a_cluster_that_begins_on_a_full_home_reports_it_and_submits_nothing(site: Site) -> None:
     site.fill_home()
     program = Program(
         "login1",

@@ -96,7 +96,7 @@ def test_a_job_has_its_gpu_and_no_other_and_the_usual_devices(site: Site) -> Non
     assert sum("No such device or address" in line for line in lines) == 1, out  # no driver has its number
 
 
-def test_a_job_with_more_memory_than_it_asked_for_is_killed_and_accounting_says_so(site: Site) -> None:
+def test_a_job_with_more_memory_than_it_asked_for_is_killed_and_accounting_reports_it(site: Site) -> None:
     program = "python -c 'bytearray(600 << 20)' && echo not killed"
     state, out = batch(site, program, "--mem=200M", "--time=5")
     assert state == "OUT_OF_MEMORY"

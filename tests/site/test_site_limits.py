@@ -19,7 +19,7 @@ def no_budget(site: Site) -> None:
 
 
 @pytest.mark.shows("A memory kill by cgroups, with its state from sacct")
-def test_a_job_that_the_memory_limit_kills_is_told_with_its_limit_and_sacct_agrees() -> None:
+def test_a_job_that_the_memory_limit_kills_is_reported_with_its_limit_and_sacct_agrees() -> None:
     greedy = 'if [ "$SLURM_JOB_PARTITION" = gpu ]; then exec python3 -c "x = bytearray(3 * 2**30)"; fi'
     options = SMALL | {"job_script_prologue": [greedy], "worker_restarts": 0, "name": "greedy"}
     program = Program(
@@ -41,7 +41,7 @@ with SlurmGPUCluster(**{options!r}) as cluster:
 
 
 @pytest.mark.shows("A job that the site's submit filter refuses, with the filter's message")
-def test_what_the_filter_of_the_site_says_reaches_the_user() -> None:
+def test_what_the_filter_of_the_site_reports_reaches_the_user() -> None:
     options = SMALL | {"constraint": "p100", "jobs": 1, "name": "filtered"}
     program = Program(
         "login1",

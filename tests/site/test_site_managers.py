@@ -18,7 +18,7 @@ def names(site: Site) -> list[str]:
 
 
 @pytest.mark.shows("A cluster taken over from the other login node, with managers on both at once")
-def test_the_manager_on_the_other_login_node_takes_over_and_the_first_says_so(site: Site) -> None:
+def test_the_manager_on_the_other_login_node_takes_over_and_the_first_reports_it(site: Site) -> None:
     first = Program(
         "login1",
         f"""
@@ -104,7 +104,9 @@ listen()
 
 @pytest.mark.shows("A login node that is frozen or disconnected for longer than the lease")
 @pytest.mark.parametrize("fault", ["paused", pytest.param("cut off", marks=pytest.mark.by_hand)])
-def test_a_manager_that_was_away_for_longer_than_its_lease_says_that_its_cluster_ended(site: Site, fault: str) -> None:
+def test_a_manager_that_was_away_for_longer_than_its_lease_reports_that_its_cluster_ended(
+    site: Site, fault: str
+) -> None:
     program = Program(
         "login2",
         f"""

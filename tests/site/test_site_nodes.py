@@ -103,7 +103,7 @@ def test_a_worker_whose_node_was_disconnected_comes_back_in_its_job(site: Site) 
 
 
 @pytest.mark.shows("An operator's hold, release, drain, suspend, resume and requeue")
-def test_a_held_job_is_said_to_be_held_and_runs_when_it_is_released(site: Site) -> None:
+def test_a_held_job_is_reported_as_held_and_runs_when_it_is_released(site: Site) -> None:
     program = Program(
         "login1",
         f"""

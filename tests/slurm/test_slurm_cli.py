@@ -138,14 +138,14 @@ def test_run_brings_a_cluster_up_for_one_program(bed: SlurmBed, home: Path, code
     bed.wait_empty()
 
 
-def test_a_profile_is_drafted_from_what_slurm_says(bed: SlurmBed, home: Path) -> None:
+def test_a_profile_is_drafted_from_what_slurm_reports(bed: SlurmBed, home: Path) -> None:
     done = call("profiles", "new", "bed", "-o", "-", "--system", "slurm", HOME=str(home))
     options = yaml.safe_load(done.stdout)["options"]
     assert (options["gpus-per-node"], options["gpu-type"], options["cores"]) == (4, "a100", 16), done.stdout
     assert "gpu-type: t4" in done.stdout
 
 
-def test_check_looks_around_in_a_job_of_each_kind(bed: SlurmBed, home: Path) -> None:
+def test_check_examines_a_job_of_each_kind(bed: SlurmBed, home: Path) -> None:
     done = call("check", "--in-job", "--json", "--queue", "gpu", "--gpus-per-node", "4", "--scheduler", "queue=shared")
     assert done.returncode == 0, done.stdout + done.stderr
     lines = {(line["where"], line["what"]): line for line in printed("check", done.stdout)["lines"]}
@@ -160,7 +160,7 @@ def test_check_looks_around_in_a_job_of_each_kind(bed: SlurmBed, home: Path) -> 
     bed.wait_empty()
 
 
-def test_check_says_before_any_job_that_a_queue_has_no_such_gpus(bed: SlurmBed, home: Path) -> None:
+def test_check_reports_before_any_job_that_a_queue_has_no_such_gpus(bed: SlurmBed, home: Path) -> None:
     done = call("check", "--json", "--queue", "gpu", "--gpus-per-node", "4", "--gpu-type", "h100")
     assert done.returncode == 1
     [line] = [line for line in printed("check", done.stdout)["lines"] if line["what"] == "GPU queues"]

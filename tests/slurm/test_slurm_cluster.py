@@ -174,7 +174,7 @@ def test_what_slurm_refuses_is_an_error_with_its_words_and_leaves_no_job(
     assert [job for job in bed.squeue() if job.state != "COMPLETING"] == []
 
 
-def test_connections_across_nodes_are_told_and_measured(bed: SlurmBed, home: Path) -> None:
+def test_connections_across_nodes_are_reported_and_measured(bed: SlurmBed, home: Path) -> None:
     with SlurmGPUCluster(
         **SMALL | {"gpus_per_node": 2, "nodes_per_job": 2, "protocol": "ucx"}, name="woven", jobs=1
     ) as cluster:

@@ -16,7 +16,7 @@ from tests.slurm.helpers import CPU
 Until = Callable[..., None]
 
 
-def test_a_walltime_that_is_shortened_is_told_before_it_ends(bed: SlurmBed, home: Path, until: Until) -> None:
+def test_a_walltime_that_is_shortened_is_reported_before_it_ends(bed: SlurmBed, home: Path, until: Until) -> None:
     notices: list[Notice] = []
     saved = threading.Event()
     options = {**CPU, "walltime": "2h", "notify": notices.append, "on_ending": lambda cluster: saved.set()}

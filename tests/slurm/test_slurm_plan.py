@@ -31,7 +31,7 @@ def full(bed: SlurmBed, home: Path) -> Iterator[None]:
         bed.wait_empty()
 
 
-def test_a_full_queue_and_a_free_one_are_told_apart(bed: SlurmBed, home: Path) -> None:
+def test_a_full_queue_and_a_free_one_are_distinguished(bed: SlurmBed, home: Path) -> None:
     with full(bed, home):
         before = {job.id for job in bed.squeue()}
         plan = SlurmGPUCluster.plan(queue="gpu,shared", jobs=2, gpus_per_node=1, walltime="30m")
@@ -47,7 +47,7 @@ def test_a_full_queue_and_a_free_one_are_told_apart(bed: SlurmBed, home: Path) -
     assert not (home / "clusters").exists()
 
 
-def test_what_slurm_would_never_start_is_said_in_its_words(bed: SlurmBed, home: Path) -> None:
+def test_what_slurm_would_never_start_is_reported_in_its_words(bed: SlurmBed, home: Path) -> None:
     options = ("plan", "--system", "slurm", "--walltime", "2h", "--jobs", "1", "--json")
     done = hpcgpu(*options, "--queue", "gpu,nope", "--gpus-per-node", "9")
     limits = {(job["queue"], job["kind"]): " ".join(job["limits"]) for job in printed("plan", done.stdout)["jobs"]}
@@ -85,7 +85,7 @@ def test_variables_of_the_user_s_shell_change_no_answer(
     assert queues() == before
 
 
-def test_a_time_limit_that_sbatch_does_not_look_at_is_said(bed: SlurmBed, home: Path) -> None:
+def test_a_time_limit_that_sbatch_does_not_check_is_reported(bed: SlurmBed, home: Path) -> None:
     try:
         bed.set_partition("shared", "MaxTime=30")
         limited = SlurmGPUCluster.plan(queue="shared", walltime="2h")

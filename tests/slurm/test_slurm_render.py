@@ -151,7 +151,7 @@ def test_a_single_job_whose_workers_die_ends_its_program(bed: SlurmBed, home: Pa
     assert "ended: the program was stopped too" in log(script)
 
 
-def test_a_single_job_without_workers_fails_and_says_why(bed: SlurmBed, home: Path) -> None:
+def test_a_single_job_without_workers_fails_and_reports_why(bed: SlurmBed, home: Path) -> None:
     script = single(home, "none", "", worker_extra_args=["--no-such-option"])
     assert run_script(script) == 1
     assert "the workers ended too early: the program was not started. The end of " in log(script)

@@ -41,7 +41,7 @@ def test_jobs_that_were_scaled_away_stay_away(bed: SlurmBed, until: Until) -> No
         assert "worker job" not in messages(again), "it reported that one failed"
 
 
-def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_told_and_replaced(
+def test_a_job_of_two_nodes_on_one_of_which_the_process_fails_is_reported_and_replaced(
     bed: SlurmBed, until: Until, home: Path
 ) -> None:
     """The launcher of node 1 fails, as one does whose interface or GPU is missing there."""

@@ -25,7 +25,7 @@ def starts(found: Report) -> dict[str, float | None]:
     return {job.id: job.started for job in found.jobs}
 
 
-def test_the_bill_knows_of_each_job_what_the_queue_said_also_after_the_queue_has_forgotten_it(
+def test_the_bill_records_of_each_job_what_the_queue_reported_also_after_the_queue_has_forgotten_it(
     bed: SlurmBed, home: Path, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with SlurmGPUCluster(jobs=1, name="demo", **A100) as cluster:

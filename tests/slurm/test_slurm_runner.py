@@ -105,7 +105,7 @@ def test_workers_compute_and_strangers_are_refused(
     assert left(bed, home) == []
 
 
-def test_fewer_worker_tasks_than_gpus_leave_some_idle_and_say_so(bed: SlurmBed, home: Path) -> None:
+def test_fewer_worker_tasks_than_gpus_leave_some_idle_and_report_it(bed: SlurmBed, home: Path) -> None:
     code, out = srun(home, "--ntasks=4", gpus=4, nodes=1, workers=2)
     assert code == 0 and "names 2 workers 2\n" in out, out
     assert "hpcgpu: node 0 has 4 GPUs but only 2 worker tasks, so 2 GPUs stay unused" in out
@@ -164,7 +164,7 @@ HOLD_TOO_MANY = """
 
 
 @pytest.mark.parametrize(("gpus", "there", "resources"), [(2, 2, None), (0, 3, {"SEAT": 1})])
-def test_a_block_says_when_the_job_ends_and_more_workers_than_the_step_has_are_an_error_at_once(
+def test_a_block_reports_when_the_job_ends_and_more_workers_than_the_step_has_are_an_error_at_once(
     bed: SlurmBed, home: Path, gpus: int, there: int, resources: dict[str, int] | None
 ) -> None:
     """Five tasks on a node: with two GPUs one task for workers is left over, without GPUs each is a worker."""

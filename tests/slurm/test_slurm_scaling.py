@@ -215,7 +215,7 @@ def test_work_and_data_have_the_time_of_grace_when_their_job_is_preempted(
             subprocess.run(["scancel", blocker], check=True)
 
 
-def test_a_job_that_takes_too_much_memory_is_told_with_its_limit(bed: SlurmBed, until: Until) -> None:
+def test_a_job_that_takes_too_much_memory_is_reported_with_its_limit(bed: SlurmBed, until: Until) -> None:
     greedy = f"{sys.executable} -c 'import time; x = bytearray(3 * 2**30); time.sleep(60)'"
     prologue = [f"if [ $SLURM_JOB_PARTITION = gpu ]; then {greedy}; fi"]
     match = r"it used more memory than it requested \(0.93 GiB per node\)(.|\n)*Exceeded job memory limit"

@@ -218,7 +218,7 @@ def test_ctrl_c_while_a_cluster_starts_leaves_no_job(node: LoginNode, until: Unt
     assert not live(queue_of(node))
 
 
-def test_a_command_whose_connection_breaks_may_go_on_and_says_where_to_look(node: LoginNode) -> None:
+def test_a_command_whose_connection_breaks_may_go_on_and_names_where_to_read_on(node: LoginNode) -> None:
     prints = threading.Event()
 
     def follow() -> None:

@@ -52,7 +52,7 @@ def stop_commands(node: LoginNode) -> None:
         os.kill(pid, signal.SIGSTOP)
 
 
-def test_a_wait_whose_command_is_stopped_is_told_and_begins_anew(
+def test_a_wait_whose_command_is_stopped_is_reported_and_begins_anew(
     node: LoginNode, until: Until, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(remote_command, "SILENCE", 20.0)

@@ -56,7 +56,7 @@ def test_it_is_installed_for_the_python_of_the_jobs_without_a_package_index(logi
     subprocess.run([*renders, "--gpus-per-node", "1"], check=True, cwd=home)
 
 
-def test_a_login_node_that_reaches_no_package_index_is_told_what_to_do(login_node: Nodes, home: Path) -> None:
+def test_a_login_node_that_reaches_no_package_index_is_shown_what_to_do(login_node: Nodes, home: Path) -> None:
     """The private environment is made with the Python of the laptop, not with a newer one that is there too."""
     (home / "bin").mkdir()
     (home / f"bin/python{sysconfig.get_python_version()}").symlink_to(Path(sys.executable).resolve())

@@ -104,7 +104,7 @@ def test_connections_break_and_the_login_node_goes_on(node: LoginNode) -> None:
     assert said(node, "echo yes") == "yes\n"
 
 
-def test_a_suspended_login_node_says_nothing_until_it_goes_on(node: LoginNode) -> None:
+def test_a_suspended_login_node_reports_nothing_until_it_goes_on(node: LoginNode) -> None:
     with sleeper(node) as session:
         with node.suspended():
             assert "timed out" in refused(node, "-o", "ConnectTimeout=1", "login1", "true")

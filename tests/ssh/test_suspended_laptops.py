@@ -269,7 +269,7 @@ def submitted(queue: LocalQueue) -> list[str]:
     return sorted(status.name for status in queue.poll([str(number) for number in range(1, 20)]).values())
 
 
-def test_a_start_of_which_nothing_was_heard_is_not_doubled(node: LoginNode, start: Start) -> None:
+def test_a_start_that_nothing_reports_is_not_doubled(node: LoginNode, start: Start) -> None:
     laptop = start(SHORT.format(options=options(node)))
     laptop.terminal.expect("phase start")
     laptop.away_during_a_command()
@@ -300,7 +300,7 @@ def test_a_laptop_without_a_network_starts_nothing(node: LoginNode, start: Start
     assert not submitted(queue_of(node))
 
 
-def test_a_program_that_ends_without_a_network_says_how_its_jobs_end(node: LoginNode, start: Start) -> None:
+def test_a_program_that_ends_without_a_network_reports_how_its_jobs_end(node: LoginNode, start: Start) -> None:
     laptop = start("login._TRIED_FOR = 2\n" + SHORT.format(options=options(node)))
     laptop.begin("start")
     laptop.terminal.expect("phase end")

@@ -59,7 +59,7 @@ def test_no_shell_reads_what_a_user_gives(login_node: Nodes, shell: str) -> None
 @pytest.mark.parametrize(
     "name", ["two\nlines\r\n", "\x01\x1b[31m\x7f", "a" * 100_000, "/no/such\u202e", "-oProxyCommand=touch x", ""]
 )
-def test_what_is_wrong_with_a_name_is_said_as_there(node: LoginNode, name: str) -> None:
+def test_what_is_wrong_with_a_name_is_reported_as_there(node: LoginNode, name: str) -> None:
     there = helpers.hpcgpu("status", "--", name, **node.site()) if len(name) < 1000 else None
     with pytest.raises(HpcgpuError) as told:
         Login("login1").call(["status", "--", name])

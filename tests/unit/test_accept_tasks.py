@@ -18,7 +18,7 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_retiring_worker_and_one_that_refuses_tasks_accept_tasks_again_when_told_to() -> None:
+async def test_a_retiring_worker_and_one_that_refuses_tasks_accept_tasks_again_on_request() -> None:
     async with (
         Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler,
         Worker(scheduler.address, nthreads=1, name="stays", dashboard=False) as stays,

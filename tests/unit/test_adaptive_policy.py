@@ -425,7 +425,7 @@ def test_a_long_tail_gives_back_what_cannot_help() -> None:
         ((1.0,) * 10, 40.0, 1.25),  # which costs little where a start does
     ],
 )
-def test_idle_jobs_are_kept_as_long_as_experience_says_that_it_pays(
+def test_idle_jobs_are_kept_as_long_as_experience_shows_that_it_pays(
     earlier: tuple[float, ...], wait: float, keep: float
 ) -> None:
     known, history = (
@@ -458,7 +458,7 @@ def test_the_last_job_is_kept_as_long_as_the_wait_for_another_one_is_worth(
     assert decide([idle("a", since=0.0)], Demand(), SIXTEEN, history, known, now=keep + 0.5).retire == ("a",)
 
 
-def test_the_reason_says_what_the_last_job_spares() -> None:
+def test_the_reason_reports_what_the_last_job_spares() -> None:
     known = Hysteresis((idle_jobs.Gap(earlier=(128.0, 219.0)),), idle_jobs.Standstill(earlier=(920.0, 1400.0)))
     kept = decide([idle("a", since=0.0)], Demand(), SIXTEEN, History(startups=[20.0]), known, now=100.0)
     assert kept.reason == (
@@ -665,7 +665,7 @@ def test_who_goes_first_costs_least() -> None:
     assert order == ["young", "old", "idle for long", "little walltime", "much data", "busy"]
 
 
-def test_what_clients_still_want_keeps_as_few_jobs_as_can_hold_it_and_the_reason_says_so() -> None:
+def test_what_clients_still_want_keeps_as_few_jobs_as_can_hold_it_and_the_reason_reports_it() -> None:
     def holder(name: str, wanted: int, **more: float) -> JobView:
         return idle(name, since=0.0, nbytes=wanted, wanted=wanted, memory=10e9, **more)
 
@@ -723,7 +723,7 @@ def test_the_backlog_bounds_what_waits() -> None:
         (History(full="QOSMaxJobsPerUserLimit"), "the site accepts no more jobs now: QOSMaxJobsPerUserLimit"),
     ],
 )
-def test_why_nothing_is_asked_for_is_said(history: History, reason: str) -> None:
+def test_why_nothing_is_asked_for_is_reported(history: History, reason: str) -> None:
     decision = decide([], Demand(jobs=2, seconds=1e6), SIXTEEN, history, now=0.0)
     assert decision.submit == 0 and reason in decision.reason
 
@@ -764,7 +764,7 @@ def test_a_job_that_could_not_run_for_long_within_the_budget_is_not_asked_for() 
     assert short.submit == 0 and "the budget of 1 GPU hour is too small for another job" in short.reason
 
 
-def test_a_job_on_which_a_call_runs_or_whose_gpu_works_is_kept_and_the_reason_says_so() -> None:
+def test_a_job_on_which_a_call_runs_or_whose_gpu_works_is_kept_and_the_reason_reports_it() -> None:
     def idle(name: str, **more: int) -> JobView:
         since = None if more else 0.0
         return JobView(name=name, pending=False, submitted=0.0, workers=1, memory=MEMORY, idle_since=since, **more)
@@ -804,7 +804,7 @@ def test_a_budget_is_near_its_end_from_80_per_cent_on_and_short_where_work_waits
     )
 
 
-def test_a_large_and_a_small_budget_are_told_as_the_user_gave_them() -> None:
+def test_a_large_and_a_small_budget_are_shown_as_the_user_gave_them() -> None:
     for hours, used in (("12345", "12345"), ("0.01", "0.00425")):
         limits, history = Limits(maximum=1, gpu_seconds=3600 * float(hours)), History(gpu_seconds=3600 * float(used))
         over = decide([busy("a")], Demand(), limits, history, now=0.0)

@@ -30,7 +30,7 @@ def test_each_gpu_second_of_the_simulator_is_of_work_or_has_another_name(
     assert world.paid == useful + world.startup + world.idle + world.lost
 
 
-def test_who_knows_the_future_waits_for_the_queue_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_has_the_future_waits_for_the_queue_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from adaptive_sides import clairvoyant
     from adaptive_workloads import alike

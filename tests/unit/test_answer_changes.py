@@ -58,7 +58,7 @@ def test_an_answer_does_not_grow_with_the_workers_if_nothing_has_changed(number:
     assert known.values == loads(number - 2, processing=3)
 
 
-def test_everything_is_told_again_after_either_side_has_started_again() -> None:
+def test_everything_is_sent_again_after_either_side_has_started_again() -> None:
     told, known = Sent(), Received()
     known.update(told.changed_since(loads(10), known.version))
     known.update(Sent().changed_since(loads(8), known.version))
@@ -96,7 +96,7 @@ async def manager(*names: str) -> AsyncIterator[tuple[SchedulerClient, Callable[
         await client.close()
 
 
-async def test_the_manager_knows_workers_and_their_load_though_only_changes_are_told() -> None:
+async def test_the_manager_has_the_workers_and_their_load_though_only_changes_are_sent() -> None:
     async with manager("demo-0", "demo-1") as (client, join, extension):
 
         async def names() -> set[str]:
@@ -138,7 +138,7 @@ async def test_a_manager_that_goes_to_the_next_scheduler_closes_its_connection_t
         assert "open comms" not in caplog.text
 
 
-async def test_the_manager_hears_at_once_of_workers_that_come_and_go_also_when_its_stream_had_ended() -> None:
+async def test_the_manager_receives_at_once_the_workers_that_come_and_go_also_when_its_stream_had_ended() -> None:
     seen: list[str] = []
     changed = asyncio.Event()
 
@@ -188,5 +188,5 @@ async def test_a_notebook_shows_the_first_of_many_workers() -> None:
 
 
 @pytest.mark.parametrize(("jobs", "seconds"), [(0, 1.0), (1, 1.0), (200, 1.0), (1000, 5.0)])
-def test_decisions_are_further_apart_where_each_looks_at_many_jobs(jobs: int, seconds: float) -> None:
+def test_decisions_are_further_apart_where_each_examines_many_jobs(jobs: int, seconds: float) -> None:
     assert decision_interval(jobs) == seconds

@@ -77,7 +77,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
         system("lsf")
 
 
-def test_a_name_that_a_package_would_bring_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_a_package_would_bring_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system_registry, "_others", dict)
     with pytest.raises(OptionError, match=r"'gridengine': .*slurm; for gridengine, run: pip install hpcgpu-gridengine"):
         system("gridengine")
@@ -108,7 +108,7 @@ def test_no_distribution_replaces_a_system_of_hpcgpu(brought) -> None:
     assert system("slurm").title == "Slurm"
 
 
-def test_an_installation_without_entry_points_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installation_without_entry_points_names_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system_registry, "_own", dict)
     monkeypatch.setattr(system_registry, "_others", dict)
     with pytest.raises(OptionError, match="Install hpcgpu again"):

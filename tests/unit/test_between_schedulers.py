@@ -62,7 +62,7 @@ WAITS = job("2", "demo-0", "running", started=NOW - 7200, waited=7000.0)
 NEXT = job("3", "demo-scheduler2", "pending", reason="Priority", waited=1790.0, expected_start=NOW + 600)
 
 
-def test_it_says_what_has_ended_what_comes_and_what_the_wait_costs(tmp_path: Path) -> None:
+def test_it_reports_what_has_ended_what_comes_and_what_the_wait_costs(tmp_path: Path) -> None:
     late = job("5", "demo-1", "running", started=NOW - 900, waited=100.0)
     gave_up = job("6", "demo-2", "failed", started=NOW - 7200, ended=NOW - 900)
     restart = between_schedulers(cluster(tmp_path), [ENDED, WAITS, NEXT, late, gave_up], now=NOW)
@@ -75,7 +75,7 @@ def test_it_says_what_has_ended_what_comes_and_what_the_wait_costs(tmp_path: Pat
     ]
 
 
-def test_a_full_disk_on_which_the_next_scheduler_cannot_write_is_said(
+def test_a_full_disk_on_which_the_next_scheduler_cannot_write_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpcgpu.existing_clusters.between_schedulers.is_full", lambda path: path == tmp_path)

@@ -99,7 +99,7 @@ def test_whatever_was_sampled_the_parts_are_never_negative_and_never_more_than_w
     assert all(part is not None and part >= 0 for part in rest) and sum(part or 0 for part in rest) == paid == 8
 
 
-def test_what_the_queue_said_when_the_job_ended_counts_more_than_what_was_heard_of_it() -> None:
+def test_what_the_queue_reported_when_the_job_ended_counts_more_than_what_was_reported_of_it() -> None:
     how = End(state="timeout", start=HOUR, end=4 * HOUR)
     job = bill(submit(ended=True, how=how), used(), None, 1, now=9 * HOUR)
     assert (job.state, job.reason, job.ran, job.waited) == (
@@ -111,7 +111,7 @@ def test_what_the_queue_said_when_the_job_ended_counts_more_than_what_was_heard_
     assert not job.ended_later
 
 
-def test_the_job_itself_knows_when_it_began_after_the_queue_has_forgotten_it() -> None:
+def test_the_job_itself_records_when_it_began_after_the_queue_has_forgotten_it() -> None:
     job = bill(submit(ended=True), used(), None, 1, now=99 * HOUR)
     assert (job.started, job.ended, job.ended_later, job.gpu_hours) == (HOUR, 5 * HOUR, True, 4)
     assert (job.state, job.reason) == ("ended", "the queue has forgotten how it ended")
@@ -128,7 +128,7 @@ def test_a_job_that_the_queue_has_run_again_is_billed_from_its_first_run(ended: 
     assert bill(submit(ended=True, how=how), used(), None, 1, now=9 * HOUR).ran == 5 * HOUR
 
 
-def test_what_nobody_knows_is_none_and_not_zero() -> None:
+def test_what_nobody_records_is_none_and_not_zero() -> None:
     job = bill(submit(ended=True), None, None, 4, now=99 * HOUR)
     assert (job.started, job.ended, job.ran, job.waited) == (None,) * 4
     assert parts(job) == (None,) * 4
@@ -168,7 +168,7 @@ def test_a_running_job_is_billed_until_now() -> None:
         ({"unwanted": True}, None, "the cluster no longer needed it"),
     ],
 )
-def test_it_says_who_cancelled_a_job(changes: dict[str, Any], closed: float | None, reason: str) -> None:
+def test_it_reports_who_cancelled_a_job(changes: dict[str, Any], closed: float | None, reason: str) -> None:
     job = bill(
         submit(**changes), used(), status(JobState.CANCELLED, start=HOUR, end=5 * HOUR), 1, now=9e9, closed=closed
     )
@@ -189,7 +189,7 @@ def test_a_cancel_of_our_own_is_no_failure_whatever_the_queue_calls_it(called: J
     )
 
 
-def test_a_job_without_gpus_costs_no_gpu_hours_and_says_what_it_did() -> None:
+def test_a_job_without_gpus_costs_no_gpu_hours_and_reports_what_it_did() -> None:
     job = bill(submit(), used(done=5, sent=6, spilled=7), ENDED, 0, now=9 * HOUR)
     assert parts(job) == (0, 0, 0, 0) and (job.tasks_done, job.sent, job.spilled) == (5, 6, 7)
 
@@ -215,7 +215,7 @@ def quantity(peak: float) -> dict[str, Any]:
         ),
     ],
 )
-def test_it_says_what_would_have_cost_less(jobs: list[JobBill], expected: str) -> None:
+def test_it_reports_what_would_have_cost_less(jobs: list[JobBill], expected: str) -> None:
     assert [text for text in advice(jobs) if expected in text] and len(advice(jobs)) == 1
 
 
@@ -239,7 +239,7 @@ def test_it_is_silent_where_little_is_lost_or_little_is_known(job: JobBill) -> N
     assert advice([job]) == []
 
 
-def test_it_says_two_sentences_at_most_and_what_costs_most_first() -> None:
+def test_it_reports_two_sentences_at_most_and_what_costs_most_first() -> None:
     texts = advice([worker(gpu_hours=10, before=4, busy=1, after=5, **quantity(GB))])
     assert [text.split(" %")[0] for text in texts] == ["50", "40"]
 
@@ -263,7 +263,7 @@ def test_the_report_shows_itself_as_text_as_html_and_as_json() -> None:
     assert (found.as_json()["gpu_hours"], found.as_json()["scheduler_gpu_hours"]) == (5, 1)
 
 
-def test_a_sum_that_no_job_knows_is_null_and_what_does_not_exist_is_zero() -> None:
+def test_a_sum_that_no_job_records_is_null_and_what_does_not_exist_is_zero() -> None:
     unknown = worker(gpu_hours=None, before=None, busy=None, after=None, tasks_done=None, tasks_lost=None)
     told = report([unknown]).as_json()
     assert keeps_to(told, ReportJSON)
@@ -297,7 +297,7 @@ def test_gpus_that_were_connected_count_where_the_options_request_fewer(
     ]
 
 
-def test_of_a_job_whose_usage_was_dropped_nobody_knows_what_it_did(
+def test_a_job_whose_usage_was_dropped_has_no_record_of_what_it_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = ClusterDirectory(tmp_path)
@@ -401,6 +401,6 @@ def test_the_page_shows_what_the_report_prints() -> None:
     assert textwrap.indent(printed, "    ") in page, f"docs/report.rst must show:\n{printed}"
 
 
-def test_a_job_that_the_manager_cancelled_is_told_so_after_the_queue_has_forgotten_it() -> None:
+def test_a_job_that_the_manager_cancelled_is_shown_as_such_after_the_queue_has_forgotten_it() -> None:
     job = bill(submit(unwanted=True, ended=True), used(), None, 1, now=9e9)
     assert (job.state, job.reason) == ("ended", "the cluster no longer needed it")

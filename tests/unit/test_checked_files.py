@@ -128,7 +128,7 @@ def test_a_file_has_a_limit(tmp_path: Path) -> None:
         checked_files.read(tmp_path / "large")
 
 
-def test_a_fresh_look_changes_no_mode_and_follows_no_link(tmp_path: Path) -> None:
+def test_a_fresh_read_changes_no_mode_and_follows_no_link(tmp_path: Path) -> None:
     public = tmp_path / "public"
     public.mkdir()
     public.chmod(0o755)

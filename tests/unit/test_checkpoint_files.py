@@ -261,7 +261,7 @@ def test_a_path_is_expanded_as_that_of_an_option(
         hpcgpu.restore(client, "$NOT_SET/saved", name="demo", quiet=True)
 
 
-def test_what_is_not_there_is_said(client: Client, place: Path) -> None:
+def test_what_is_not_there_is_reported(client: Client, place: Path) -> None:
     with pytest.raises(CheckpointError, match=f"^there is no checkpoint {place}\n"):
         restored(client, place)
     place.mkdir(parents=True, mode=0o700)
@@ -401,7 +401,7 @@ def test_an_actor_is_refused(client: Client, place: Path) -> None:
     assert numbers(place) == []
 
 
-def test_a_restore_without_workers_says_what_it_waits_for(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_restore_without_workers_reports_what_it_waits_for(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with (
         concurrent.futures.ThreadPoolExecutor(1) as threads,
         LocalCluster(processes=False, n_workers=1, dashboard_address=":0") as cluster,
@@ -534,7 +534,9 @@ def test_what_is_saved_is_the_users_alone_whatever_the_umask(client: Client, pla
     assert {path.stat().st_mode & 0o777 for path in made if path.is_file()} == {0o600}
 
 
-def test_a_version_says_which_software_wrote_it(client: Client, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_names_the_software_that_wrote_it(
+    client: Client, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(versions, "software", lambda: {"python": "3.9.1", "dask": versions.dask.__version__})
     save(client, client.submit(pow, 2, 3), place)
     monkeypatch.undo()

@@ -82,7 +82,7 @@ def found(job: Seen, gpus: int = 4) -> dict[str, Line]:
     return {line.what: line for line in judge(job, gpus)}
 
 
-def test_a_slow_import_from_a_shared_filesystem_is_told_with_what_helps() -> None:
+def test_a_slow_import_from_a_shared_filesystem_is_shown_with_what_helps() -> None:
     assert found(seen())["import"].found == "importing dask.distributed takes 1.5 s from nfs4"
     line = found(seen(import_seconds=60.0))["import"]
     assert line.grade == "warning" and "60.0 s from nfs4" in line.found and "set stage to an archive" in line.advice
@@ -109,7 +109,7 @@ def test_a_healthy_job_is_ok_in_every_line() -> None:
         ({"environment": {"python": "3.12.4"}}, "driver", "failure", "NVML"),
     ],
 )
-def test_what_is_wrong_in_a_job_is_told_with_what_to_do(
+def test_what_is_wrong_in_a_job_is_reported_with_what_to_do(
     changes: dict[str, Any], what: str, grade: str, said: str
 ) -> None:
     line = found(seen(**changes))[what]
@@ -117,7 +117,7 @@ def test_what_is_wrong_in_a_job_is_told_with_what_to_do(
     assert line.advice or line.grade == "ok" or what == "GPUs", "the GPUs' own words say what to do"
 
 
-def test_a_job_in_a_container_says_what_runs_it_and_what_its_inside_lacks() -> None:
+def test_a_job_in_a_container_reports_what_runs_it_and_what_its_inside_lacks() -> None:
     container = "apptainer runs /shared/rapids.sif, with hpcgpu of the host; the lines below are from inside it"
     lines = found(seen(container=container, container_warning="the container has no /dev/infiniband"))
     assert lines["container"].found == container and lines["container"].grade == "ok"
@@ -213,7 +213,7 @@ def test_a_submit_that_printed_no_id_is_a_warning() -> None:
     assert found(job)["job id"].grade == "warning", "a command of the site that prints nothing"
 
 
-def test_a_job_that_told_nothing_is_one_failure() -> None:
+def test_a_job_that_reported_nothing_is_one_failure() -> None:
     job = Seen("scheduler")
     job.problem = "job 7 will never start: PartitionTimeLimit"
     assert list(judge(job, 1)) == [
@@ -411,7 +411,7 @@ def test_software_is_compared_with_that_of_the_scheduler_wherever_it_runs(
     assert line.found == expected
 
 
-def test_a_queue_that_is_away_at_the_end_is_said_with_what_to_do(
+def test_a_queue_that_is_away_at_the_end_is_reported_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check_jobs, "time", Clock())

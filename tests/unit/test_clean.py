@@ -150,7 +150,7 @@ def damage(queue: Queue, directory: ClusterDirectory) -> None:
         (damage, "is damaged"),
     ],
 )
-def test_what_may_still_be_needed_stays_and_it_says_why(
+def test_what_may_still_be_needed_stays_and_it_reports_why(
     wrong: Callable[[Queue, ClusterDirectory], None], why: str, queue: Queue, root: Path
 ) -> None:
     directory = cluster(root)
@@ -161,7 +161,7 @@ def test_what_may_still_be_needed_stays_and_it_says_why(
     assert (directory.path / "logs" / "demo-0-7.log").exists()
 
 
-def test_a_cluster_whose_jobs_the_queue_does_not_know_stays(queue: Queue, root: Path) -> None:
+def test_a_cluster_whose_jobs_the_queue_does_not_show_stays(queue: Queue, root: Path) -> None:
     directory = cluster(root, closed=False)
     assert "Nothing to remove" in run(root, "clean", "--older-than", "30d", "--yes").output
     assert directory.path.exists()
@@ -243,7 +243,7 @@ def test_a_name_that_another_cluster_gets_in_the_last_moment_keeps_it(
     assert (directory.path / "logs").is_dir() and [path.name for path in root.iterdir()] == ["demo"]
 
 
-def test_what_could_not_be_removed_whole_is_told_and_removed_by_the_next_call(
+def test_what_could_not_be_removed_whole_is_reported_and_removed_by_the_next_call(
     queue: Queue, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster(root)

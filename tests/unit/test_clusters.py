@@ -152,7 +152,7 @@ def test_a_stop_does_not_cancel_another_job_that_got_an_old_id(directory: Cluste
     assert not queue.cancelled and directory.closed
 
 
-def test_what_a_contact_and_a_manager_say_is_text(directory: ClusterDirectory) -> None:
+def test_what_a_contact_and_a_manager_report_is_text(directory: ClusterDirectory) -> None:
     evil = "\x1b[2J\u202e"
     contact = Contact(token=directory.token(), job_id="7", workers=evil, client=evil, fabric=evil * 10**6)
     directory.publish(contact)
@@ -339,7 +339,7 @@ async def test_workers_whose_data_fits_nowhere_else_go_on_with_their_tasks_also_
     assert closed == [] and resumed == ["demo-0"]
 
 
-def test_a_directory_knows_whose_it_is(directory: ClusterDirectory, tmp_path: Path) -> None:
+def test_a_directory_names_its_owner(directory: ClusterDirectory, tmp_path: Path) -> None:
     token = directory.token()
     assert directory.is_of(token) and not directory.is_of("another")
     assert ClusterDirectory(tmp_path / "nowhere").is_of(token), "what cannot be read is no proof"
@@ -388,7 +388,7 @@ def test_a_client_does_not_wait_for_a_cluster_that_is_closed_while_its_jobs_stil
         connect.wait_for_contact(directory, timeout=5, quiet=True)
 
 
-def test_the_journal_knows_which_jobs_are_not_wanted_any_more(tmp_path: Path) -> None:
+def test_the_journal_records_which_jobs_are_not_wanted_any_more(tmp_path: Path) -> None:
     directory = create_directory.claim(tmp_path / "demo", lambda submits: [], system="slurm")
     for number in range(3):
         directory.intend(f"demo-{number}", "worker")
@@ -527,7 +527,7 @@ def test_a_scheduler_that_answers_proves_that_its_cluster_lives(lone: ClusterDir
     "ended", [{}, {"another": "completed"}, {"lone": "unknown"}], ids=["nothing", "of another name", "no state"]
 )
 @pytest.mark.parametrize("program", ["elsewhere", "ended here"])
-def test_a_job_that_nobody_knows_keeps_its_cluster_and_its_name(
+def test_a_job_that_nothing_shows_keeps_its_cluster_and_its_name(
     lone: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, ended: dict[str, str], program: str
 ) -> None:
     tells(monkeypatch, Tells(**ended))
@@ -548,7 +548,7 @@ def test_a_job_that_nobody_knows_keeps_its_cluster_and_its_name(
 
 
 @pytest.mark.parametrize("name", ["lone-0", "lone"], ids=["of its own name", "of the name of an earlier job"])
-def test_a_submit_without_an_answer_that_nobody_knows_keeps_its_cluster(lone: ClusterDirectory, name: str) -> None:
+def test_a_submit_without_an_answer_that_nothing_shows_keeps_its_cluster(lone: ClusterDirectory, name: str) -> None:
     lone.intend(name, "worker")
     assert f"does not know its jobs {name}." in listed(lone, now=3600.0)[0].problem and not lone.closed
     lone.refused(name)
@@ -601,7 +601,7 @@ def test_a_cluster_that_has_ended_without_a_close_is_not_connected_to(lone: Clus
     assert found is not None and found.path == lone.path
 
 
-def test_a_cluster_that_was_stopped_half_way_is_kept_while_nobody_knows_its_jobs(
+def test_a_cluster_that_was_stopped_half_way_is_kept_while_its_jobs_are_not_in_the_queue(
     lone: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tells(monkeypatch, Tells())
@@ -639,7 +639,7 @@ def test_a_cluster_that_was_renamed_is_listed_while_it_has_jobs(
     assert [found.directory.path.name for found in lookup.find([later.path.parent])] == ["demo"]
 
 
-def test_scripts_that_were_not_launched_are_no_cluster_and_say_how_they_become_one(tmp_path: Path) -> None:
+def test_scripts_that_were_not_launched_are_no_cluster_and_report_how_they_become_one(tmp_path: Path) -> None:
     create_directory.claim(tmp_path / "open", lambda submits: [])
     path = make("slurm", {"walltime": "1h"}, tmp_path / "written").path
     with dask.config.set({"hpcgpu": {"cluster-directory": str(tmp_path)}}):

@@ -185,7 +185,7 @@ def test_values_of_variables_are_never_among_the_arguments(node: Node) -> None:
     assert "--container-env=TOKEN" in words
 
 
-def test_a_node_without_the_runtime_or_the_image_says_so(node: Node, tmp_path: Path) -> None:
+def test_a_node_without_the_runtime_or_the_image_reports_it(node: Node, tmp_path: Path) -> None:
     done = node.run(container=str(tmp_path / "x.sif"))
     assert done.returncode == 127
     assert "has no apptainer: load its module in job_script_prologue, or set container_runtime" in done.stderr
@@ -331,13 +331,13 @@ def test_the_copy_is_trusted_whatever_the_umask_of_the_user(tmp_path: Path) -> N
     ClusterDirectory.existing(made.path)
 
 
-def test_an_image_without_hpcgpu_and_what_it_needs_says_what_is_missing(copy: Path) -> None:
+def test_an_image_without_hpcgpu_and_what_it_needs_reports_what_is_missing(copy: Path) -> None:
     done = inside(copy, "hpcgpu.runtime.launch")
     assert done.returncode == 1 and "in the container lacks dask, distributed, click" in done.stderr
     assert "Use an image with hpcgpu (pip install hpcgpu), or another interpreter" in done.stderr
 
 
-def test_an_image_without_dask_cuda_says_so_to_a_job_with_gpus(copy: Path, tmp_path: Path) -> None:
+def test_an_image_without_dask_cuda_reports_it_to_a_job_with_gpus(copy: Path, tmp_path: Path) -> None:
     (tmp_path / "image").mkdir()
     for name in ("dask", "distributed", "click", "cryptography", "jinja2", "psutil", "rich", "yaml"):
         (tmp_path / "image" / f"{name}.py").touch()
@@ -349,7 +349,7 @@ def test_an_image_without_dask_cuda_says_so_to_a_job_with_gpus(copy: Path, tmp_p
     assert done.stdout == "runs\n", done.stderr
 
 
-def test_an_image_with_another_python_and_no_hpcgpu_says_so(copy: Path) -> None:
+def test_an_image_with_another_python_and_no_hpcgpu_reports_it(copy: Path) -> None:
     other = copy.rename(copy.with_name("python3.99"))
     done = inside(other, "hpcgpu.runtime.launch")
     assert done.returncode == 1 and "has no hpcgpu, and the copy of the host's hpcgpu needs Python 3.99" in done.stderr

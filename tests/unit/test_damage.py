@@ -205,7 +205,7 @@ def test_what_is_damaged_is_named_and_its_jobs_can_be_stopped(
     assert stopped.output == "bad: 2 jobs cancelled, no job is left\n" and queue.cancelled == {"7", "8"}
 
 
-def test_without_any_file_that_tells_the_batch_system_the_others_are_stopped(root: Path, queue: Queue) -> None:
+def test_without_any_file_that_names_the_batch_system_the_others_are_stopped(root: Path, queue: Queue) -> None:
     (root / "bad" / "cluster.json").unlink()
     (root / "bad" / "worker.sbatch").unlink()
     stopped = CliRunner().invoke(main, ["stop", "--all"])
@@ -264,7 +264,7 @@ def test_a_damaged_file_of_the_embedded_queue_costs_its_own_job_only(
         shutil.copytree(whole, there)
 
 
-def test_a_job_of_the_embedded_queue_whose_record_is_damaged_is_ended_and_says_why(embedded: LocalQueue) -> None:
+def test_a_job_of_the_embedded_queue_whose_record_is_damaged_is_ended_and_reports_why(embedded: LocalQueue) -> None:
     (embedded.directory / "jobs" / "2.json").write_text('{"job_id": "2", "name"')
     (embedded.directory / "jobs" / "notes.json").touch()
     (embedded.directory / "jobs" / "notes.env").touch()

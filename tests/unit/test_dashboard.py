@@ -133,7 +133,7 @@ def test_no_method_is_a_way_around_the_token(port: int, method: str) -> None:
 @pytest.mark.parametrize(
     "path", ["//health", "/health/", "/health/../status", "/status#/health", "/%68ealth/../status", "/health;/status"]
 )
-def test_what_looks_like_health_is_no_way_around(port: int, path: str) -> None:
+def test_what_resembles_health_is_no_way_around(port: int, path: str) -> None:
     assert ask(port, path).status == 403 and not _Page.asked
 
 

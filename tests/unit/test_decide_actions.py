@@ -57,7 +57,7 @@ def test_what_is_missing_is_requested_and_what_waits_is_ended_first() -> None:
     assert done(fixed(2, running("a"), waiting("b"))) == []
 
 
-def test_why_a_job_ends_says_what_becomes_of_its_data() -> None:
+def test_why_a_job_ends_reports_what_becomes_of_its_data() -> None:
     assert done(fixed(0, running("a"))) == [End(("a",), Drain.ZERO)]
     assert done(fixed(0, running("a"), deleted=True)) == [End(("a",), Drain.DELETED)]
     spent = fixed(2, running("a"), waiting("b"), history=History(gpu_seconds=100.0))

@@ -43,7 +43,7 @@ def load(processing: int, occupancy: float, **more: int) -> WorkerLoad:
     return cast(WorkerLoad, {"processing": processing, "occupancy": occupancy, **nothing, **more})
 
 
-def test_work_that_no_thread_runs_is_told_apart_from_what_runs() -> None:
+def test_work_that_no_thread_runs_is_distinguished_from_what_runs() -> None:
     job = a_job({"tls://a": "a-0", "tls://b": "a-1"})
     group = group_of(job)
     answer: Load = {

@@ -18,7 +18,7 @@ def directory(tmp_path: Path) -> ClusterDirectory:
     return create_directory.claim(tmp_path / "clusters" / "demo", None)
 
 
-def test_a_directory_counts_as_removed_after_some_minutes_and_several_looks(directory: ClusterDirectory) -> None:
+def test_a_directory_counts_as_removed_after_some_minutes_and_several_checks(directory: ClusterDirectory) -> None:
     watched = removed_directory.RemovalWatch(directory, directory.token(), {})
     assert watched.check(now=0.0) == ""
     shutil.rmtree(directory.path)
@@ -26,7 +26,7 @@ def test_a_directory_counts_as_removed_after_some_minutes_and_several_looks(dire
     assert watched.check(now=301.0) == f"its directory {directory.path} was removed: it has been missing for 300 s"
 
 
-def test_two_looks_are_not_enough_however_far_apart(directory: ClusterDirectory) -> None:
+def test_two_polls_are_not_enough_however_far_apart(directory: ClusterDirectory) -> None:
     watched = removed_directory.RemovalWatch(directory, directory.token(), {})
     shutil.rmtree(directory.path)
     assert watched.check(now=0.0) == watched.check(now=5000.0) == ""
@@ -94,7 +94,7 @@ def test_a_script_of_hpcgpu_is_known_by_its_name_and_its_text() -> None:
 
 
 @pytest.mark.parametrize("removed", [True, False])
-def test_a_job_that_fails_without_its_directory_says_so_last(
+def test_a_job_that_fails_without_its_directory_reports_it_last(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], removed: bool
 ) -> None:
     def starts(*_: object) -> None:

@@ -742,7 +742,7 @@ async def test_the_hours_of_an_earlier_job_count_for_each_of_its_gpus(tmp_path: 
     assert other.group.gpu_seconds(now=site.now) == pytest.approx(4 * HOUR, abs=60)
 
 
-async def test_a_job_whose_end_is_seen_late_ended_when_the_queue_says(tmp_path: Path) -> None:
+async def test_a_job_whose_end_is_seen_late_ended_when_the_queue_reports(tmp_path: Path) -> None:
     site = await begun(tmp_path)
     job, ended = site.job("demo-0"), site.state.now + 10
     site.loses("demo-0")

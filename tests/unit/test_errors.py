@@ -31,12 +31,12 @@ def test_a_traceback_ends_with_where_the_error_is_explained(cls: type[HpcgpuErro
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_the_explanation_says_more_than_the_first_line(cls: type[HpcgpuError]) -> None:
+def test_the_explanation_has_more_than_the_first_line(cls: type[HpcgpuError]) -> None:
     first, _, more = str(cls.__doc__).partition("\n\n")
     assert first and len(more.split()) >= 5
 
 
-def test_an_error_from_another_process_says_it_once() -> None:
+def test_an_error_from_another_process_reports_it_once() -> None:
     error = pickle.loads(pickle.dumps(OptionError("no")))
     assert len(pickle.loads(pickle.dumps(error)).__notes__) == 1
 

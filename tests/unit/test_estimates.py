@@ -63,14 +63,14 @@ def test_a_refusal_of_slurm_is_shown_with_what_to_check() -> None:
         ),
     ],
 )
-def test_what_pbs_tells_of_its_nodes(lines: str, limit: str) -> None:
+def test_what_pbs_reports_of_its_nodes(lines: str, limit: str) -> None:
     asked = pbs.request(f"#!/bin/bash\n{lines}exec true\n", "gpu")
     found = pbs.estimate(asked, {}, parse_pbsnodes(QUEUE))
     assert found.start is None and "PBS says when a job starts only after it is submitted" in found.known
     assert limit in "".join(found.limits) and bool(limit) == bool(found.limits), found
 
 
-def test_what_pbs_tells_of_those_who_wait() -> None:
+def test_what_pbs_reports_of_those_who_wait() -> None:
     queue = pbs.parse_queue("Queue: gpu\n    state_count = Transit:0 Queued:17 Held:0 Begun\n\t:0 \n")
     assert "jobs that wait in its queue: 17" in pbs.estimate({}, queue, {}).known
 
@@ -160,7 +160,7 @@ def shown(plan: Plan) -> str:
     return " ".join(repr(plan).split())
 
 
-def test_a_plan_says_what_the_estimates_are_not() -> None:
+def test_a_plan_reports_what_the_estimates_are_not() -> None:
     now = time.time()
     plan = replace(make(options(queue="a,b"), Oracle(a=now + 4500, b=now - 1)), at=now)  # type: ignore[abstract]
     text = shown(plan)
@@ -172,7 +172,7 @@ def test_a_plan_says_what_the_estimates_are_not() -> None:
     assert "give a walltime" in shown(make(options(walltime=None), Oracle()))  # type: ignore[abstract]
 
 
-def test_what_a_batch_system_says_stays_text() -> None:
+def test_what_a_batch_system_reports_stays_text() -> None:
     plan = make(options(), Oracle())  # type: ignore[abstract]
     assert "never" in repr(plan)
     assert "\x1b" not in repr(plan) and r"<b>no\x1b[2J</b>" in repr(plan)

@@ -87,7 +87,7 @@ def test_what_is_asked_for_is_taken(protocol: str, expected: str) -> None:
     assert decide(INFINIBAND, protocol, None, gpu=True).interface == "ib0", "TCP runs over IPoIB too"
 
 
-def test_a_worker_s_node_that_cannot_do_what_was_decided_says_why() -> None:
+def test_a_worker_s_node_that_cannot_do_what_was_decided_reports_why() -> None:
     ucx = decide(INFINIBAND, "auto", None, gpu=True)
     assert incompatibility(ucx, INFINIBAND, "auto", None) == ""
     down = incompatibility(ucx, replace(INFINIBAND, ports=()), "auto", None)
@@ -103,7 +103,7 @@ def test_a_worker_s_node_that_cannot_do_what_was_decided_says_why() -> None:
     assert "distributed-ucxx is not installed" in incompatibility(asked, replace(PLAIN, has_ucxx=False), "ucx", None)
 
 
-def test_a_worker_s_node_without_the_scheduler_s_network_says_so() -> None:
+def test_a_worker_s_node_without_the_scheduler_s_network_reports_it() -> None:
     tcp = decide(INFINIBAND, "tcp", None, gpu=True)
     why = incompatibility(tcp, PLAIN, "tcp", None)
     assert (
@@ -133,7 +133,7 @@ def test_a_worker_takes_the_rail_that_reaches_the_scheduler() -> None:
     )
 
 
-def test_ucx_that_does_not_start_is_said_and_no_reason_against_a_worker() -> None:
+def test_ucx_that_does_not_start_is_reported_and_no_reason_against_a_worker() -> None:
     broken = replace(INFINIBAND, transports=(), ucx_error="ImportError: libucp.so.0")
     assert decide(broken, "auto", None, gpu=True).why == "TCP over ib0: UCX did not start: ImportError: libucp.so.0"
     assert incompatibility(decide(INFINIBAND, "auto", None, gpu=True), broken, "auto", None) == "", (
@@ -271,7 +271,7 @@ def test_only_variables_of_ucx_are_taken_for_ucx() -> None:
         ({"enable_rdmacm": True, "enable_infiniband": True, "enable_nvlink": True}, ""),
     ],
 )
-def test_what_silently_leaves_nvlink_out_is_said(arguments: dict[str, bool], expected: str) -> None:
+def test_what_silently_leaves_nvlink_out_is_reported(arguments: dict[str, bool], expected: str) -> None:
     said = " ".join(ucx_settings.warnings(resolve("slurm", arguments).worker))
     assert expected in said and bool(expected) == bool(said)
 
@@ -311,7 +311,7 @@ RC, IPC, TCP = ("rc_mlx5/mlx5_0:1",), ("cuda_ipc/cuda", "tcp/lo"), ("tcp/ib0",)
         ([Link("a", "b", True, TCP, nvlinks=12), Link("a", "c", False, RC)], True, False),
     ],
 )
-def test_rdma_and_nvlink_are_what_ucx_says_not_what_was_asked_for(
+def test_rdma_and_nvlink_are_what_ucx_reports_not_what_was_asked_for(
     found: list[Link], rdma: bool | None, nvlink: bool | None
 ) -> None:
     fabric = Fabric("ucx", "UCX: set by the option `protocol`", "ib0", found)

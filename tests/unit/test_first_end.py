@@ -73,7 +73,7 @@ def info(name: str, state: str, *, started: float | None = None, time_left: floa
         (info("a", "running", started=1.0), info("a", "running", started=1.0), False, "it is not known when"),
     ],
 )
-async def test_the_queue_is_polled_once_if_neither_it_nor_the_job_has_said_the_end(
+async def test_the_queue_is_polled_once_if_neither_it_nor_the_job_has_reported_the_end(
     at_first: JobInfo, after_poll: JobInfo, answers: bool, said: str
 ) -> None:
     polled: list[list[str]] = []
@@ -90,7 +90,7 @@ async def test_the_queue_is_polled_once_if_neither_it_nor_the_job_has_said_the_e
     assert polled == [["a"]]
 
 
-def test_a_program_that_has_only_connected_is_told_what_the_manager_says_of_the_size() -> None:
+def test_a_program_that_has_only_connected_is_shown_what_the_manager_reports_of_the_size() -> None:
     def group(name: str, reason: str, paused: str = "", gpus: int = 4) -> Any:
         resources = {"GPU": 1.0} if gpus else {"CPU": 1.0}
         return {"name": name, "reason": reason, "paused": paused, "gpus_per_node": gpus, "resources": resources}
@@ -110,7 +110,7 @@ def test_a_program_that_has_only_connected_is_told_what_the_manager_says_of_the_
     assert why_not_more(manager(one), {"FPGA": 1.0}).startswith("no worker group has workers of this kind")
 
 
-async def test_a_job_knows_its_end_before_the_queue_says_it_and_the_queue_corrects_it() -> None:
+async def test_a_job_has_its_end_before_the_queue_reports_it_and_the_queue_corrects_it() -> None:
     async def never(ids: list[str]) -> bool:
         raise AssertionError("no query of the queue is needed")
 

@@ -107,7 +107,7 @@ def later(directory: ClusterDirectory) -> None:
         journal.write('{"event": "teleported", "jobs": {"later-0": "n7"}}\n')
 
 
-def test_a_new_cluster_says_its_format_and_its_version(root: Path) -> None:
+def test_a_new_cluster_records_its_format_and_its_version(root: Path) -> None:
     about = json.loads((root / "now" / "cluster.json").read_text())
     assert (about["format"], about["version"]) == (FORMAT, hpcgpu.__version__)
 
@@ -199,7 +199,7 @@ def test_the_format_grows_with_the_answers_of_the_scheduler() -> None:
     ],
     ids=["connect", "from_name", "if_exists", "the manager in the scheduler job"],
 )
-def test_a_program_that_enters_a_cluster_of_another_version_is_told(
+def test_a_program_that_enters_a_cluster_of_another_version_reads_that(
     root: Path, queue: Queue, enter: Callable[[], Any]
 ) -> None:
     before = (root / "later" / "journal.jsonl").read_bytes()
@@ -219,7 +219,7 @@ def test_a_program_that_enters_a_cluster_of_another_version_is_told(
         "start later --system local",
     ],
 )
-def test_a_command_on_a_cluster_of_another_version_says_so_in_one_sentence(
+def test_a_command_on_a_cluster_of_another_version_reports_it_in_one_sentence(
     root: Path, queue: Queue, command: str
 ) -> None:
     result = CliRunner().invoke(main, command.split())
@@ -227,7 +227,7 @@ def test_a_command_on_a_cluster_of_another_version_says_so_in_one_sentence(
     assert "hpcgpu 9.1 made cluster 'later'" in result.output.replace("\n", " ") and "Traceback" not in result.output
 
 
-def test_list_shows_a_cluster_of_another_version_and_says_so(root: Path, queue: Queue) -> None:
+def test_list_shows_a_cluster_of_another_version_and_reports_it(root: Path, queue: Queue) -> None:
     rows = {row["name"]: row for row in printed("list", CliRunner().invoke(main, ["list", "--json"]).output)}
     assert rows["now"]["problem"] == ""
     assert rows["later"]["problem"].startswith("hpcgpu 9.1 made cluster 'later'")
@@ -266,7 +266,7 @@ def test_the_name_is_free_once_it_was_stopped(root: Path, queue: Queue, monkeypa
     assert again.submits() == [] and not again.other_format()
 
 
-def test_a_job_that_starts_after_an_upgrade_ends_and_says_so(root: Path) -> None:
+def test_a_job_that_starts_after_an_upgrade_ends_and_reports_it(root: Path) -> None:
     command = [
         sys.executable,
         "-m",

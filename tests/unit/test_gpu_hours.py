@@ -105,7 +105,7 @@ def test_ratios_are_of_medians_where_all_runs_finished(gpu_hours: ModuleType) ->
     assert gpu_hours.ratios(mine, [*peer, outcome(gpu_hours, finished=False)]) == {}
 
 
-def test_the_table_says_who_did_not_finish(gpu_hours: ModuleType) -> None:
+def test_the_table_reports_who_did_not_finish(gpu_hours: ModuleType) -> None:
     never = [outcome(gpu_hours, time=math.inf, response=math.inf, paid=9600.0, finished=False)] * 2
     lost = [outcome(gpu_hours, paid=1200.0, lost=2, finished=False), outcome(gpu_hours, lost=1, finished=False)]
     text = gpu_hours.table({"tail": {"hpcgpu": lost, "dask-jobqueue": never}})

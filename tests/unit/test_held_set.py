@@ -70,7 +70,7 @@ def test_each_manager_takes_the_arguments_that_a_block_gives(manager: type, name
         ([None], ""),
     ],
 )
-async def test_a_crash_is_said_only_if_the_queue_says_now_that_the_job_of_a_lost_worker_runs(
+async def test_a_crash_is_reported_only_if_the_queue_reports_now_that_the_job_of_a_lost_worker_runs(
     monkeypatch: pytest.MonkeyPatch, answers: list[JobInfo | None], said: str
 ) -> None:
     monkeypatch.setattr(held_set, "_STAYS", 0.0)

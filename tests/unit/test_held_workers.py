@@ -172,7 +172,7 @@ async def test_a_worker_is_held_again_if_its_manager_could_not_take_its_drain_ba
         assert await (await request(1)).held() == 1
 
 
-async def test_without_a_program_that_waits_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_a_program_that_waits_nothing_is_polled(monkeypatch: pytest.MonkeyPatch) -> None:
     async with cluster(2) as (extension, request):
         assert await (await request(1)).held() == 1
         with monkeypatch.context() as no_scheduler:

@@ -39,7 +39,7 @@ def pending(reason: str, number: int) -> list[JobInfo]:
 THOUSAND = [SCHEDULER, *[JOB] * 812, *pending("Priority", 150), *pending("Resources", 30)]
 
 
-def test_a_table_that_is_not_fresh_says_how_old_it_is() -> None:
+def test_a_table_that_is_not_fresh_reports_how_old_it_is() -> None:
     assert "last answer" not in repr(JobTable([JOB])) and "last answer" not in JobTable([JOB], 1.0)._repr_html_()
     assert repr(JobTable([JOB], 40.0)).endswith("States as of the queue's last answer, 40 s ago.")
     assert "last answer, 40 s ago" in JobTable([JOB], 40.0)._repr_html_()
@@ -60,7 +60,7 @@ def test_a_table_of_a_thousand_jobs_is_a_summary_and_a_few_rows() -> None:
     assert notebook.startswith(f"<p>{lines[0]}</p>") and notebook.count("<tr>") == 11
 
 
-def test_the_table_of_status_says_when_the_queue_expects_to_start_a_job() -> None:
+def test_the_table_of_status_reports_when_the_queue_expects_to_start_a_job() -> None:
     job = replace(JOB, state="pending", reason="no free nodes", expected_start=1000.0, usual_wait=240.0)
     shown = " ".join(JobTable([job], now=100.0).text(140).split())
     assert "no free nodes; the queue expects to start it in 15 min; such jobs waited 4 min before" in shown
@@ -84,7 +84,7 @@ def test_a_table_of_twenty_jobs_shows_them_all() -> None:
     assert table._repr_html_().startswith("<table>") and table._repr_html_().count("<tr>") == 21
 
 
-def test_progress_with_a_thousand_jobs_says_how_many_wait_and_why() -> None:
+def test_progress_with_a_thousand_jobs_reports_how_many_wait_and_why() -> None:
     waiting = [job for job in THOUSAND if job.state == "pending"]
     assert waiting_for(waiting) == "180 pending: Priority (150), Resources (30), the first for 3 min"
     assert waiting_for(waiting[:4]).endswith("; 1 more") and "demo" not in waiting_for(waiting)

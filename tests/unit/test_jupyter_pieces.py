@@ -129,7 +129,7 @@ def test_without_a_directory_that_only_this_user_can_change_there_is_no_inbox(mo
         assert opened(print) is None
 
 
-def test_a_link_has_the_host_that_the_hub_or_jupyter_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_has_the_host_that_the_hub_or_jupyter_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, hub = "/user/ada/hpcgpu/dashboard/demo/status", {"JUPYTERHUB_PUBLIC_URL": "https://hub.example.org/user/ada/"}
     assert with_host(path, {"JPY_PARENT_PID": "7"} | hub) == f"https://hub.example.org{path}"
     assert with_host(path, hub) == path, "dask-labextension, in the server, opens paths"
@@ -271,7 +271,7 @@ def test_a_start_from_the_page_goes_on_if_the_terminal_of_the_server_is_interrup
     assert started["session"] == started["process"], "a session of its own"
 
 
-def test_a_saved_form_has_what_was_typed_above_what_its_profile_says(
+def test_a_saved_form_has_what_was_typed_above_what_its_profile_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

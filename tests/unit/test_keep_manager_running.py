@@ -29,7 +29,7 @@ def lease() -> ManagerLease:
 
 
 @pytest.mark.parametrize(("replaced", "heard"), [(True, "another follows"), (False, "the cluster ends")])
-async def test_a_manager_that_another_follows_does_not_tell_the_user_that_the_cluster_ends(
+async def test_a_manager_that_another_follows_does_not_report_to_the_user_that_the_cluster_ends(
     tmp_path: Path, replaced: bool, heard: str
 ) -> None:
     manager = ManagerProcess(create_directory.claim(tmp_path / "demo", None), "1", lease())

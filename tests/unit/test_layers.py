@@ -123,7 +123,7 @@ def test_no_module_imports_from_a_layer_above_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in INNER if layer(name) in FORBIDDEN])
-def test_no_module_imports_a_library_that_its_layer_must_not_know(name: str) -> None:
+def test_no_module_imports_a_library_that_its_layer_must_not_use(name: str) -> None:
     wrong = {used for used in imports(name) if used.split(".")[0] in FORBIDDEN[layer(name)]}
     assert not wrong, f"{name} imports {', '.join(wrong)}"
 

@@ -63,13 +63,13 @@ def follow(directory: ClusterDirectory, queue: Queue, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("queue", [Queue(JobState.COMPLETED), Queue(None, accounting=JobState.FAILED)])
-def test_it_ends_at_once_where_the_queue_or_the_accounting_says_that_the_jobs_have_ended(
+def test_it_ends_at_once_where_the_queue_or_the_accounting_reports_that_the_jobs_have_ended(
     directory: ClusterDirectory, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert follow(directory, queue, monkeypatch, 3600) == 0
 
 
-def test_a_job_that_nobody_knows_ends_it_after_the_grace_period(
+def test_a_job_that_nothing_shows_ends_it_after_the_grace_period(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert 60 <= follow(directory, Queue(None), monkeypatch, 3600) <= 90

@@ -21,7 +21,7 @@ async def wait_for(name: str, *needs: Any) -> str:
     return name
 
 
-def test_a_client_that_loses_a_result_hears_of_it_and_another_one_does_not() -> None:
+def test_a_client_that_loses_a_result_receives_the_reason_and_another_one_does_not() -> None:
     asyncio.run(asyncio.wait_for(_lose_and_retry(), 120))
 
 
@@ -59,7 +59,7 @@ async def _lose_and_retry() -> None:
             assert await one.gather([result, waits]) == [1, "go"] and await of_other == "go"
 
 
-async def test_a_client_that_loses_only_results_hears_of_each() -> None:
+async def test_a_client_that_loses_only_results_receives_a_reason_for_each() -> None:
     async with (
         Scheduler(port=0, dashboard_address=None) as scheduler,
         Client(scheduler.address, asynchronous=True) as client,

@@ -164,7 +164,7 @@ async def test_jobs_that_fail_at_their_start_follow_with_pauses(site: Site) -> N
     assert "it was restarted 3 times within an hour" in site.state.phase.lost, "no GPU is spent without end"
 
 
-async def test_what_is_refused_is_told_once_and_tried_again_more_and_more_seldom(site: Site) -> None:
+async def test_what_is_refused_is_reported_once_and_tried_again_more_and_more_seldom(site: Site) -> None:
     site.queue.refusal = SubmitRefused("no more jobs today")
     end = site.scheduler.queue_status.end
     assert end is not None
@@ -181,7 +181,7 @@ async def test_what_is_refused_is_told_once_and_tried_again_more_and_more_seldom
     assert not any(job.name != "demo-scheduler" for job in site.registry.jobs.values() if job.kind == "scheduler")
 
 
-async def test_one_that_a_person_cancels_is_told_and_another_one_is_submitted(site: Site) -> None:
+async def test_one_that_a_person_cancels_is_reported_and_another_one_is_submitted(site: Site) -> None:
     await shortly_before_the_end(site)
     site.says("demo-scheduler2", JobState.CANCELLED, end=site.now)
     await site.polled()
@@ -196,7 +196,7 @@ async def test_one_that_a_person_cancels_is_told_and_another_one_is_submitted(si
     assert len(told(site)) == 1, "it is told once"
 
 
-async def test_one_that_can_never_start_is_cancelled_and_told(site: Site) -> None:
+async def test_one_that_can_never_start_is_cancelled_and_reported(site: Site) -> None:
     await shortly_before_the_end(site)
     site.says("demo-scheduler2", JobState.PENDING)
     job_id = str(site.registry.jobs["demo-scheduler2"].job_id)

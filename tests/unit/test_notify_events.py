@@ -30,7 +30,7 @@ def kinds(events: Events, seen: Seen, now: float = 0.0) -> list[str]:
     return [event for event, _ in events.due(seen, now=now)]
 
 
-def test_ready_is_told_once_when_all_requested_workers_are_connected() -> None:
+def test_ready_is_reported_once_when_all_requested_workers_are_connected() -> None:
     events = Events("demo", 900)
     assert kinds(events, replace(RUNS, wanted=0)) == [], "nothing is requested yet"
     assert kinds(events, replace(RUNS, workers=1)) == []
@@ -39,7 +39,7 @@ def test_ready_is_told_once_when_all_requested_workers_are_connected() -> None:
     assert kinds(events, replace(RUNS, workers=1)) == kinds(events, replace(RUNS, workers=4, wanted=4)) == []
 
 
-def test_a_pause_is_told_again_only_after_it_was_over_or_for_another_reason() -> None:
+def test_a_pause_is_reported_again_only_after_it_was_over_or_for_another_reason() -> None:
     events, paused = Events("demo", 900), replace(RUNS, paused={"default": "3 failures", "big": ""})
     assert events.due(paused, now=0) == [("paused", "cluster demo gets no more jobs: 3 failures")]
     assert kinds(events, paused) == []
@@ -52,7 +52,7 @@ def test_a_pause_is_told_again_only_after_it_was_over_or_for_another_reason() ->
     ]
 
 
-def test_the_end_is_told_once_and_in_time() -> None:
+def test_the_end_is_reported_once_and_in_time() -> None:
     events = Events("demo", 900)
     assert kinds(events, RUNS, now=4 * HOUR - 901) == []
     due = events.due(RUNS, now=4 * HOUR - 900)
@@ -74,7 +74,7 @@ def test_the_end_is_told_once_and_in_time() -> None:
         (replace(RUNS, start=9 * HOUR), 4 * HOUR, True),
     ],
 )
-def test_a_queue_that_says_odd_things_of_the_end(seen: Seen, now: float, due: bool) -> None:
+def test_a_queue_that_reports_odd_things_of_the_end(seen: Seen, now: float, due: bool) -> None:
     assert ("ending" in kinds(Events("demo", 900), seen, now)) is due
 
 
@@ -154,7 +154,7 @@ def no_thread(self: threading.Thread) -> None:
     raise RuntimeError("can't create new thread at interpreter shutdown")
 
 
-def test_what_happens_when_no_thread_can_start_any_more_is_told_nevertheless(
+def test_what_happens_when_no_thread_can_start_any_more_is_reported_nevertheless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading.Thread, "start", no_thread)
@@ -199,7 +199,7 @@ def test_a_notice_after_all_others_were_delivered_is_delivered_too() -> None:
     assert delivered == ["first", "much later"]
 
 
-def test_a_function_that_raises_is_a_warning_and_others_are_still_told() -> None:
+def test_a_function_that_raises_is_a_warning_and_others_are_still_delivered() -> None:
     told: list[Notice] = []
 
     def function(notice: Notice) -> None:
@@ -244,7 +244,7 @@ def test_functions_are_taken_out_of_the_options() -> None:
         Callbacks.from_options({}, "save")
 
 
-def test_who_is_first_to_tell_is_known_to_all_managers(tmp_path: Path) -> None:
+def test_the_first_report_is_recorded_for_all_managers(tmp_path: Path) -> None:
     directory = ClusterDirectory(tmp_path)
     assert [directory.claim_notice("ready") for _ in range(2)] == [True, False]
     assert directory.claim_notice("ended")
@@ -252,7 +252,7 @@ def test_who_is_first_to_tell_is_known_to_all_managers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("token", "marked"), [("mine", True), ("another", False)])
-def test_a_manager_that_lost_the_name_tells_and_leaves_no_mark_in_the_later_cluster(
+def test_a_manager_that_lost_the_name_reports_it_and_leaves_no_mark_in_the_later_cluster(
     token: str, marked: bool, tmp_path: Path
 ) -> None:
     directory, told = ClusterDirectory(tmp_path), list[Notice]()

@@ -278,9 +278,7 @@ def test_variables_in_paths_are_expanded(name: str, tmp_path: Path, monkeypatch:
         resolve("slurm", {name: "$SCRATCH/there"})
 
 
-def test_variables_are_expanded_wherever_clusters_are_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_are_expanded_wherever_clusters_are_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRATCH", str(tmp_path))
     (tmp_path / "clusters" / "demo").mkdir(parents=True)
     (tmp_path / "clusters" / "demo" / "cluster.json").write_text(f'{{"format": {FORMAT}}}')

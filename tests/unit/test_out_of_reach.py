@@ -36,7 +36,7 @@ def job(state: JobState = JobState.COMPLETING, **more: Any) -> JobStatus:
     return JobStatus(job_id="7", name="demo-0", state=state, words=WORDS, **LOST | more)
 
 
-def test_a_cancelled_job_whose_node_is_out_of_reach_says_why_it_stays_and_until_when() -> None:
+def test_a_cancelled_job_whose_node_is_out_of_reach_reports_why_it_stays_and_until_when() -> None:
     assert why_it_stays(job()) == STAYS
     assert why_it_stays(job(JobState.RUNNING)) == "" == why_it_stays(job(out_of_reach=False)), (
         "it is not cancelled; it ends soon"
@@ -80,7 +80,7 @@ def stopped(directory: ClusterDirectory, queue: Any, monkeypatch: pytest.MonkeyP
     return CliRunner().invoke(main, ["stop", str(directory.path)])
 
 
-def test_a_stop_says_at_once_which_job_stays_and_what_to_do(
+def test_a_stop_reports_at_once_which_job_stays_and_what_to_do(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = Queue(job(JobState.RUNNING))
@@ -91,7 +91,7 @@ def test_a_stop_says_at_once_which_job_stays_and_what_to_do(
         stop.stop_all(directory)
 
 
-def test_a_stop_does_not_say_that_no_job_is_left_if_the_queue_has_lost_them(
+def test_a_stop_does_not_report_that_no_job_is_left_if_the_queue_has_lost_them(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(query_jobs, "_SUBMIT", 0.0)
@@ -103,7 +103,7 @@ def test_a_stop_does_not_say_that_no_job_is_left_if_the_queue_has_lost_them(
     assert done.exit_code == 0 and directory.closed
 
 
-async def test_a_close_says_which_job_stays_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_close_reports_which_job_stays_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site(tmp_path)
     await site.begin(1)
     [lost] = [one.job_id for one in site.registry.jobs.values() if one.name == "demo-0"]
@@ -125,7 +125,7 @@ async def test_a_close_says_which_job_stays_and_what_to_do(tmp_path: Path, monke
     assert closing.left == [lost] and not site.directory.closed
 
 
-async def test_a_future_does_not_say_that_a_scheduler_is_gone_which_only_does_not_answer(
+async def test_a_future_does_not_report_that_a_scheduler_is_gone_which_only_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("_reconnect", "_handle_report", "_gather_remote"):  # put back at the end

@@ -81,7 +81,7 @@ def test_what_was_just_submitted_is_asked_about_soon() -> None:
     assert quick.next_poll == 0.75
 
 
-def test_what_just_happened_is_asked_about_until_the_queue_knows_it_too_and_not_for_ever() -> None:
+def test_the_queue_is_polled_again_until_it_shows_what_just_happened_and_not_for_ever() -> None:
     cadence = steady()
     cadence.answered({"1": "running"}, now=0.0, waiting=False)
     cadence.soon(now=20.0)

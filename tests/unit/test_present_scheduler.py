@@ -166,7 +166,7 @@ def test_a_cluster_is_not_shown_as_ended_because_the_job_that_should_follow_has(
     assert snapshot._state(directory, jobs, answers=False, problem=True) == "ended"
 
 
-def test_the_next_one_is_said_to_wait_also_if_the_present_one_does_not_answer(
+def test_the_next_one_is_reported_as_waiting_also_if_the_present_one_does_not_answer(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = queue(present=JobState.RUNNING, following=JobState.RUNNING)

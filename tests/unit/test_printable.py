@@ -63,7 +63,7 @@ def test_whatever_it_is_given_it_returns_printable_text_and_leaves_that_alone() 
         shown.encode("utf-8")
 
 
-def test_what_a_queue_says_of_a_job_is_printable_whoever_wrote_the_batch_system() -> None:
+def test_what_a_queue_reports_of_a_job_is_printable_whoever_wrote_the_batch_system() -> None:
     status = JobStatus(job_id="1", state=JobState.PENDING, name="a\x1b", reason="r\x00" * 10_000, node="n\n")
     for shown in (status, replace(status, state=JobState.RUNNING)):
         assert (
@@ -87,7 +87,9 @@ def test_progress_neither_reads_markup_nor_obeys_what_it_shows(capsys: pytest.Ca
     ("left", "last"),
     [("", "closing: done, after 0 s"), ("jobs 12 13", "closing: not done, jobs 12 13 left, after 0 s")],
 )
-def test_the_line_that_stays_in_a_cell_says_what_is_left(left: str, last: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_that_stays_in_a_cell_reports_what_is_left(
+    left: str, last: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines: list[str] = []
     monkeypatch.setattr("hpcgpu.display.progress._cell", lambda: SimpleNamespace(show=lines.append))
     with Progress(quiet=False, clock=lambda: 5.0) as progress:

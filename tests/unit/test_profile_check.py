@@ -210,7 +210,7 @@ def found(machine: Machine, option: str, *needs: str, **options: Any) -> tuple[s
         ),
     ],
 )
-def test_each_option_stands_beside_what_slurm_says(option: str, options: dict[str, Any], said: str) -> None:
+def test_each_option_stands_beside_what_slurm_reports(option: str, options: dict[str, Any], said: str) -> None:
     assert " | ".join(filter(None, found(ME, option, **options))) == said
 
 
@@ -251,7 +251,7 @@ def test_each_option_stands_beside_what_slurm_says(option: str, options: dict[st
         ),
     ],
 )
-def test_each_option_stands_beside_what_pbs_says(option: str, options: dict[str, Any], said: str) -> None:
+def test_each_option_stands_beside_what_pbs_reports(option: str, options: dict[str, Any], said: str) -> None:
     assert " | ".join(filter(None, found(PBS, option, **options))) == said
 
 
@@ -302,7 +302,7 @@ def test_words_of_select_extra_are_compared_in_any_case_as_pbs_does() -> None:
     assert found(PBS, "select-extra", queue="gpu", select_extra="model=MIL_A100")[0] == "ok"
 
 
-def test_what_is_left_to_the_user_says_what_there_is_to_choose() -> None:
+def test_what_is_left_to_the_user_reports_what_there_is_to_choose() -> None:
     needed = {one.option: (one.grade, one.machine) for one in findings(ME, "queue", "walltime", "account")}
     assert needed["queue"] == ("not checked", "open to you: gpu, debug, plain")
     assert needed["account"] == ("not checked", "yours: guests, physics")
@@ -317,7 +317,7 @@ def test_the_scheduler_job_is_held_against_its_own_queue() -> None:
     assert [one.job for one in findings(ME, queue="gpu") if one.option == "queue"] == ["all jobs"]
 
 
-def test_options_that_no_batch_system_tells_are_named_and_not_counted_as_right() -> None:
+def test_options_that_no_batch_system_reports_are_named_and_not_counted_as_right() -> None:
     [rest] = [
         one for one in findings(ME, queue="gpu", interface="ib0", scheduler={"env": {"A": "1"}}) if not one.profile
     ]
@@ -332,7 +332,7 @@ def test_options_that_no_batch_system_tells_are_named_and_not_counted_as_right()
         (replace(ACCOUNTS, enforced=frozenset()), "the batch system does not enforce the account"),
     ],
 )
-def test_an_account_that_nobody_enforces_or_knows_is_not_checked(accounts: Accounts, words: str) -> None:
+def test_an_account_that_nobody_enforces_or_lists_is_not_checked(accounts: Accounts, words: str) -> None:
     assert found(replace(ME, accounts=accounts), "account", queue="cpu", account="x")[:2] == ("not checked", words)
 
 
@@ -359,7 +359,7 @@ def test_a_batch_system_that_does_not_list_its_queues_is_no_proof() -> None:
     assert grades == {"queue": "not checked", "nodes": "not checked", "walltime": "not checked"}
 
 
-def test_what_scontrol_says_of_accounting_is_read() -> None:
+def test_what_scontrol_reports_of_accounting_is_read() -> None:
     said = "Configuration data as of x\nAccountingStorageEnforce = associations,qos\nClusterName             = alpha\n"
     assert parse_config(said)["ClusterName"] == "alpha"
 
@@ -413,7 +413,7 @@ def test_accounts_and_qos_are_compared_in_any_case() -> None:
     assert found(machine, "qos", queue="gpu", account="physics", qos="gpu", gpus_per_node=4)[0] == "ok"
 
 
-def test_the_check_says_that_no_account_of_the_user_may_use_a_queue() -> None:
+def test_the_check_reports_that_no_account_of_the_user_may_use_a_queue() -> None:
     machine = replace(ME, accounts=replace(ACCOUNTS, qos={"guests": frozenset({"normal"})}))
     assert found(machine, "queue", queue="gpu")[:2] == ("failure", "it is closed to account guests")
 

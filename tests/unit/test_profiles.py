@@ -53,7 +53,7 @@ def test_there_is_one_for_each_site() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_each_says_where_it_is_from_and_gives_golden_scripts(name: str) -> None:
+def test_each_reports_where_it_is_from_and_gives_golden_scripts(name: str) -> None:
     profile = site_profiles.load(name)
     assert profile.source.startswith("https://") and profile.date.startswith("20") and profile.about
     given = {option: GIVEN[option] for option in profile.needs}
@@ -276,7 +276,7 @@ def test_the_command_lists_shows_and_drafts(own_home: Path) -> None:
     assert done.returncode == 2 and "NAME='my site' is not a valid name: use up to 50 letters" in done.stderr
 
 
-def test_a_draft_says_where_it_must_be_to_be_found(own_home: Path, tmp_path: Path) -> None:
+def test_a_draft_names_where_it_must_be_to_be_found(own_home: Path, tmp_path: Path) -> None:
     (own_home / "bin").mkdir()
     (own_home / "bin" / "sinfo").write_text("#!/bin/sh\necho 'gpu|gpu:h100:8|96|1000000|1-00:00:00|(null)'\n")
     (own_home / "bin" / "sinfo").chmod(0o755)

@@ -85,7 +85,7 @@ def test_the_recipe_describes_what_the_package_does(project: dict[str, Any], rec
     assert [recipe["about"]["license_file"]] == project["project"]["license-files"]
 
 
-def test_the_recipe_looks_for_files_that_exist(project: dict[str, Any], recipe: dict[str, Any]) -> None:
+def test_the_recipe_names_files_that_exist(project: dict[str, Any], recipe: dict[str, Any]) -> None:
     [contents] = [test["package_contents"] for test in recipe["tests"] if "package_contents" in test]
     moved = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     places = {installed: here for here, installed in (moved["shared-data"] | moved["force-include"]).items()}

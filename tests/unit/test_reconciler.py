@@ -58,7 +58,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 # Jobs that end
 
 
-async def test_a_job_that_dies_before_its_worker_connects_is_told_and_replaced(site: Site) -> None:
+async def test_a_job_that_dies_before_its_worker_connects_is_reported_and_replaced(site: Site) -> None:
     await site.scale(3)
     await site.ends("demo-2", JobState.FAILED, exit_code=3)
     [told] = site.warned
@@ -71,7 +71,7 @@ async def test_a_job_that_dies_before_its_worker_connects_is_told_and_replaced(s
     assert site.group.failures.failed == 1
 
 
-async def test_a_job_that_somebody_else_cancelled_is_told_once(site: Site) -> None:
+async def test_a_job_that_somebody_else_cancelled_is_reported_once(site: Site) -> None:
     await site.ends("demo-0", JobState.CANCELLED)
     assert site.warned[0].startswith(f"worker job {site.job('demo-0').job_id} (demo-0) cancelled: ")
     await site.passes(30)
@@ -147,7 +147,7 @@ async def test_the_tasks_of_a_job_that_crashes_are_charged(site: Site) -> None:
     assert "it used more memory than it requested (the default of the queue)" in site.warned[0]
 
 
-async def test_a_crash_that_the_scheduler_could_not_be_told_is_charged_as_soon_as_it_answers(
+async def test_a_crash_that_the_scheduler_did_not_receive_is_charged_as_soon_as_it_answers(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended, errors = site.client.ended, [TimeoutError(), OSError("Connection reset by peer")]
@@ -213,7 +213,7 @@ async def test_after_too_many_failures_nothing_is_replaced_until_the_user_asks(s
     assert len(site.registry.active) == 2
 
 
-async def test_a_paused_adaptive_group_says_how_it_is_resumed_and_then_has_no_failure_left(site: Site) -> None:
+async def test_a_paused_adaptive_group_reports_how_it_is_resumed_and_then_has_no_failure_left(site: Site) -> None:
     limits = Limits(minimum=2, maximum=2)
     adaptive = site.adapt(limits)
     for _ in range(site.options.cluster.worker_restarts + 1):
@@ -275,7 +275,7 @@ async def test_a_job_that_vanishes_is_waited_for_before_it_counts_as_ended(site:
     assert "demo-0" not in site.registry.active and "the queue has not known it for" in site.warned[0]
 
 
-async def test_a_connected_worker_proves_that_its_job_runs_whatever_the_queue_says(site: Site) -> None:
+async def test_a_connected_worker_proves_that_its_job_runs_whatever_the_queue_reports(site: Site) -> None:
     site.forgets("demo-0")
     await site.passes(600, step=10)
     assert site.shown["demo-0"] == ("running", "") and "demo-0" in site.registry.active
@@ -334,7 +334,7 @@ async def test_of_many_jobs_that_the_queue_refuses_a_few_are_tried(tmp_path: Pat
     assert len(site.registry.active) == 30
 
 
-async def test_a_submit_that_may_have_been_accepted_is_told(site: Site) -> None:
+async def test_a_submit_that_may_have_been_accepted_is_reported(site: Site) -> None:
     site.queue.refusal = AmbiguousSubmit("Slurm did not say whether it accepted job 'demo-2'")
     await site.scale(3)
     assert site.warned[0].startswith("Slurm did not say whether it accepted job 'demo-2'")
@@ -422,7 +422,7 @@ async def test_the_end_of_the_scheduler_job_ends_the_cluster(site: Site) -> None
             site.state.check()
 
 
-async def test_a_silent_scheduler_whose_node_the_batch_system_has_lost_is_told_with_the_reason(
+async def test_a_silent_scheduler_whose_node_the_batch_system_has_lost_is_reported_with_the_reason(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.says("demo-scheduler", JobState.RUNNING, out_of_reach=True, reason="no contact since 14:00, waits until 14:40")
@@ -448,7 +448,7 @@ async def test_a_silent_scheduler_whose_node_the_batch_system_has_lost_is_told_w
     assert await lost_scheduler.end_in_queue(site.directory, "1") == why
 
 
-async def test_a_scheduler_that_is_silent_though_its_job_runs_is_told_once(site: Site) -> None:
+async def test_a_scheduler_that_is_silent_though_its_job_runs_is_reported_once(site: Site) -> None:
     site.client.listening = False
     for _ in range(300):
         site.now += 1
@@ -473,7 +473,7 @@ async def test_the_scheduler_of_a_lost_cluster_is_not_expected_to_answer(site: S
     assert site.warned == ["scheduler job 1 completed"]
 
 
-async def test_a_scheduler_that_does_not_answer_though_its_connection_stays_open_is_told_once(
+async def test_a_scheduler_that_does_not_answer_though_its_connection_stays_open_is_reported_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel answers for a process that is suspended, or whose event loop is blocked."""
@@ -534,7 +534,7 @@ async def test_a_cluster_that_lost_its_name_cancels_its_jobs(site: Site) -> None
     assert (site.directory.path / "journal.jsonl").read_text() == journal, "the journal belongs to the other cluster"
 
 
-async def test_a_cluster_that_lost_its_name_says_so_and_nothing_else(site: Site) -> None:
+async def test_a_cluster_that_lost_its_name_reports_it_and_nothing_else(site: Site) -> None:
     site.group.want(WantedGroup(limits=Limits(maximum=1, fixed=True)))
     identity = site.directory.path / "cluster.json"
     identity.write_text(identity.read_text().replace(site.directory.token(), "1"))
@@ -610,7 +610,7 @@ async def passes_until(site: Site, until: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-async def test_a_call_that_does_not_end_is_waited_for_ten_minutes_and_the_user_hears_which(site: Site) -> None:
+async def test_a_call_that_does_not_end_is_waited_for_ten_minutes_and_the_user_reads_which(site: Site) -> None:
     began = site.now
     site.client.working = {name: {"calls": ["train"], "tasks": []} for name in ("demo-0", "demo-1")}
     site.reconciler.order(Scale(DEFAULT, 1))
@@ -720,7 +720,7 @@ async def test_a_job_that_is_not_held_drains_while_another_waits_for_its_program
     assert site.client.retired == {"demo-0", "demo-1"}
 
 
-async def test_a_task_is_waited_for_until_the_walltime_ends_and_the_user_hears_which(site: Site) -> None:
+async def test_a_task_is_waited_for_until_the_walltime_ends_and_the_user_reads_which(site: Site) -> None:
     site.client.working = {"demo-0": {"calls": ["train", ""], "tasks": ["sum-1", "sum-2", "sum-3", "sum-4"]}}
     end = site.now + 48 * HOUR
     site.says("demo-0", JobState.RUNNING, start=site.now, end=end, node="n")
@@ -738,7 +738,7 @@ async def test_a_task_is_waited_for_until_the_walltime_ends_and_the_user_hears_w
     ]
 
 
-async def test_work_has_most_of_the_time_that_is_left_when_the_queue_says_late_that_a_job_ends(site: Site) -> None:
+async def test_work_has_most_of_the_time_that_is_left_when_the_queue_reports_late_that_a_job_ends(site: Site) -> None:
     site.client.working = {"demo-0": {"calls": ["train"], "tasks": []}}
     began = site.now
     site.says("demo-0", JobState.RUNNING, start=began - HOUR, end=began + 48 * HOUR, node="n")
@@ -912,7 +912,7 @@ async def test_a_job_whose_workers_left_is_not_shown_as_pending_by_an_older_answ
 # What happens between two observations
 
 
-async def test_a_job_that_crashes_before_the_queue_says_that_it_runs_is_charged(site: Site) -> None:
+async def test_a_job_that_crashes_before_the_queue_reports_that_it_runs_is_charged(site: Site) -> None:
     await site.scale(3)
     await site.polled()  # it waits
     site.client.there["tls://demo-2"] = {"name": "demo-2"}
@@ -1021,7 +1021,7 @@ async def test_scaling_goes_on_after_an_error(site: Site, monkeypatch: pytest.Mo
     assert len(site.warned) == 1 and "Stale file handle" in site.warned[0], "the same error is told once"
 
 
-async def test_the_scheduler_hears_of_this_program_also_after_an_error(
+async def test_the_scheduler_receives_heartbeats_of_this_program_also_after_an_error(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard, errors = asyncio.Event(), [KeyError("a group"), KeyError("a group")]
@@ -1076,7 +1076,7 @@ async def test_nothing_goes_on_after_the_end_though_it_wakes_just_then(site: Sit
     assert not pending
 
 
-async def test_jobs_are_drained_while_one_that_failed_cannot_be_told_yet(site: Site) -> None:
+async def test_jobs_are_drained_while_one_that_failed_cannot_be_reported_yet(site: Site) -> None:
     await site.scale(3)
     site.client.listening = False  # the network fails for a moment
     await site.ends("demo-0", JobState.FAILED)
@@ -1614,7 +1614,7 @@ def refuses(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return asked
 
 
-async def test_a_refused_cancel_is_told_once_and_tried_again_ever_more_rarely(
+async def test_a_refused_cancel_is_reported_once_and_tried_again_ever_more_rarely(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await site.scale(5)
@@ -1637,7 +1637,7 @@ async def test_a_refused_cancel_is_told_once_and_tried_again_ever_more_rarely(
     assert len(site.warned) == 2, "it is another refusal"
 
 
-async def test_a_running_job_that_the_queue_refuses_to_cancel_is_told_once(
+async def test_a_running_job_that_the_queue_refuses_to_cancel_is_reported_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = refuses(site, monkeypatch)
@@ -1646,7 +1646,7 @@ async def test_a_running_job_that_the_queue_refuses_to_cancel_is_told_once(
     assert len([text for text in site.warned if "could not cancel" in text]) == 1 and len(asked) < 10
 
 
-async def test_a_job_that_can_never_start_and_is_not_cancelled_is_told_once(
+async def test_a_job_that_can_never_start_and_is_not_cancelled_is_reported_once(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = Limits(minimum=3, maximum=3)
@@ -1769,7 +1769,7 @@ async def test_a_job_of_which_a_worker_never_came_is_released_without_work_thoug
 # The stream of the scheduler's events
 
 
-async def test_workers_are_heard_of_again_also_after_an_error_that_nobody_expected(
+async def test_workers_are_reported_again_also_after_an_error_that_nobody_expected(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site.client.listening = False
@@ -1910,7 +1910,7 @@ async def test_a_lost_cluster_cancels_its_jobs_when_the_queue_answers_again(
     )
 
 
-async def test_a_waiting_job_that_is_given_up_is_not_said_to_be_cancelled_by_others(site: Site) -> None:
+async def test_a_waiting_job_that_is_given_up_is_not_reported_as_cancelled_by_others(site: Site) -> None:
     await site.scale(3)
     await site.scale(2)
     assert site.shown["demo-2"] == ("cancelled", "hpcgpu cancelled it")
@@ -2152,7 +2152,7 @@ async def test_jobs_that_the_queue_does_not_cancel_are_counted_if_they_are_many(
     assert told == f"could not cancel {names}: `scancel` failed: Access/permission denied. hpcgpu tries again"
 
 
-async def test_workers_that_join_and_leave_cost_no_look_at_all_jobs(tmp_path: Path) -> None:
+async def test_workers_that_join_and_leave_cost_no_pass_over_all_jobs(tmp_path: Path) -> None:
     site = Site(tmp_path)
     await site.begin(3)
     looked: list[str] = []
@@ -2192,7 +2192,7 @@ async def test_a_job_that_the_queue_only_forgot_is_not_forgotten(site: Site, mon
     assert isinstance(site.job("demo-0").phase, Ended), "it may come back"
 
 
-async def test_of_many_jobs_that_end_together_a_few_are_told_and_the_rest_is_summarised(tmp_path: Path) -> None:
+async def test_of_many_jobs_that_end_together_a_few_are_reported_and_the_rest_is_summarised(tmp_path: Path) -> None:
     site = Site(tmp_path)
     await site.begin(30)
     calls: list[tuple[list[str], list[str]]] = []
@@ -2262,7 +2262,7 @@ async def test_many_jobs_that_can_never_start_are_cancelled_by_one_command(tmp_p
     ("walltime", "warns_at"),
     [(600.0, [480.0]), (900.0, [720.0]), (3600.0, [2880.0]), (8 * 3600.0, [0.8 * 8 * 3600, 8 * 3600 - 900.0])],
 )
-async def test_the_end_of_the_walltime_is_told_by_the_share_that_is_left(
+async def test_the_end_of_the_walltime_is_reported_by_the_share_that_is_left(
     site: Site, walltime: float, warns_at: list[float]
 ) -> None:
     start = site.now
@@ -2272,7 +2272,7 @@ async def test_the_end_of_the_walltime_is_told_by_the_share_that_is_left(
     assert told == [pytest.approx(at, abs=10) for at in warns_at]
 
 
-async def test_a_walltime_that_an_operator_shortens_is_told(site: Site) -> None:
+async def test_a_walltime_that_an_operator_shortens_is_reported(site: Site) -> None:
     start = site.now
     for left, told in (
         (None, ""),  # without a limit

@@ -225,7 +225,7 @@ async def test_the_lease_ends_a_scheduler_unless_its_cluster_was_detached(releas
     assert scheduler.reason == ("" if released else "hpcgpu-lease")
 
 
-async def test_a_manager_that_is_heard_again_while_the_filesystem_hangs_keeps_its_scheduler() -> None:
+async def test_a_manager_that_sends_heartbeats_again_while_the_filesystem_hangs_keeps_its_scheduler() -> None:
     asked, answers, scheduler = threading.Event(), threading.Event(), Closed()
 
     def released() -> bool:
@@ -389,7 +389,7 @@ def test_a_manager_that_begins_while_the_scheduler_job_is_asked_gets_the_request
     assert len(sent) == 2
 
 
-async def test_a_manager_of_a_cluster_whose_keys_are_being_removed_says_that_it_has_ended(tmp_path: Path) -> None:
+async def test_a_manager_of_a_cluster_whose_keys_are_being_removed_reports_that_it_has_ended(tmp_path: Path) -> None:
     directory = create_directory.claim(tmp_path / "demo", None, system="local")
     saved_options.write(directory, resolve("local", {"name": "demo", "gpus_per_node": 1}))
     certificates_and_keys.create(directory)

@@ -49,7 +49,7 @@ def test_what_is_on_the_host_stays_the_very_same(value: Any) -> None:
     assert host_copy(value) is value
 
 
-def test_what_cannot_be_copied_says_what_it_is_and_what_to_do() -> None:
+def test_what_cannot_be_copied_reports_what_it_is_and_what_to_do() -> None:
     with pytest.raises(
         TypeError, match=r"a result is a .*OnGPU in GPU memory.* Return a host copy from the task \(such as \.cpu\(\)"
     ):

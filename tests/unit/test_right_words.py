@@ -25,7 +25,7 @@ from hpcgpu.runtime.scheduler_connection import no_answer, unreachable
 from hpcgpu.store.contact import Contact
 
 
-def test_a_scheduler_job_that_needs_more_memory_is_told_its_own_option() -> None:
+def test_a_scheduler_job_that_needs_more_memory_is_shown_its_own_option() -> None:
     killed = JobStatus(job_id="7", state=JobState.OUT_OF_MEMORY, name="", reason="")
     assert explain(killed).endswith("increase `memory`")
     assert explain(killed, kind="scheduler").endswith("increase `scheduler={'memory': ...}`")
@@ -44,7 +44,7 @@ def test_too_many_gpus_per_node_are_among_what_is_to_be_checked() -> None:
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), OSError(), ConnectionResetError()])
-def test_an_error_without_words_still_says_something(error: OSError) -> None:
+def test_an_error_without_words_still_reports_something(error: OSError) -> None:
     assert no_answer(error).strip()
 
 
@@ -63,7 +63,7 @@ def test_a_file_that_cannot_be_read_is_not_a_scheduler_that_does_not_answer(tmp_
     )
 
 
-def test_who_connects_to_a_scheduler_that_hangs_is_told_so() -> None:
+def test_who_connects_to_a_scheduler_that_hangs_reads_that() -> None:
     contact = Contact(token="t", job_id="7", workers="tls://n1:1", client="tls://n1:1")
     assert "may be stopped or stuck" in connect._words(None, contact)
     lost = JobStatus(job_id="7", state=JobState.RUNNING, out_of_reach=True, reason="no contact since 14:00")
@@ -74,14 +74,14 @@ def test_who_connects_to_a_scheduler_that_hangs_is_told_so() -> None:
 @pytest.mark.parametrize(
     ("state", "words"), [("unreachable", "scheduler  does not answer"), ("waiting", "scheduler  not running")]
 )
-def test_status_does_not_say_that_a_silent_scheduler_is_not_running(
+def test_status_does_not_report_that_a_silent_scheduler_is_not_running(
     capsys: pytest.CaptureFixture[str], state: str, words: str
 ) -> None:
     _print(Snapshot(time=0.0, name="demo", system="local", directory="/d", state=state), False, "demo")
     assert words in capsys.readouterr().out
 
 
-def test_status_does_not_say_that_a_cluster_continues_which_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_does_not_report_that_a_cluster_continues_which_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
     for state in ("running", "ended"):
         _print(
             Snapshot(time=0.0, name="demo", system="local", directory="/d", state=state, detached=True), False, "demo"
@@ -97,7 +97,7 @@ def test_only_a_lack_of_space_is_answered_by_making_room(number: int) -> None:
         assert "Make room there" in cannot_be_written("/d", OSError(full, os.strerror(full)))
 
 
-def test_a_command_whose_output_finds_no_room_says_what_to_do() -> None:
+def test_a_command_whose_output_finds_no_room_names_what_to_do() -> None:
     with open("/dev/full", "w") as full:
         ended = subprocess.run(
             [sys.executable, "-P", "-m", "hpcgpu", "profiles", "list"], stdout=full, stderr=subprocess.PIPE, text=True

@@ -44,7 +44,7 @@ def test_a_task_reads_its_place_from_the_environment() -> None:
     assert Task.of(STEP | {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}).gpus == 0
 
 
-def test_outside_of_a_job_step_it_says_how_to_start_it() -> None:
+def test_outside_of_a_job_step_it_reports_how_to_start_it() -> None:
     with pytest.raises(ClusterError, match="start the program by srun"):
         Task.of({})
 
@@ -54,7 +54,7 @@ def test_options_of_jobs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         SlurmGPURunner(walltime="1h")
 
 
-def test_too_few_tasks_are_said_once() -> None:
+def test_too_few_tasks_are_reported_once() -> None:
     code = "import hpcgpu; hpcgpu.SlurmGPURunner()"
     for rank, words in (("0", "hpcgpu: 2 tasks cannot make a cluster"), ("1", "")):
         environment = STEP | {"SLURM_NTASKS": "2", "SLURM_PROCID": rank, "SLURM_NODEID": "0"}

@@ -101,7 +101,7 @@ def test_a_job_that_has_whole_nodes_takes_as_many_of_their_gpus_as_it_wants() ->
         (2, {}, 8, "If jobs get whole nodes, set gpus_per_node=8"),
     ],
 )
-def test_a_job_without_its_gpus_says_why(
+def test_a_job_without_its_gpus_reports_why(
     wanted: int, environ: dict[str, str], on_node: int | None, message: str
 ) -> None:
     with pytest.raises(LaunchError, match=message):
@@ -124,11 +124,11 @@ def test_a_job_without_its_gpus_says_why(
         ("qsub: Unknown queue", "`queue`"),
     ],
 )
-def test_a_refused_submit_says_which_option_to_check(words: str, option: str) -> None:
+def test_a_refused_submit_names_which_option_to_check(words: str, option: str) -> None:
     assert option in advice(words, (pbs if words.startswith("qsub") else slurm).REASONS)
 
 
-def test_a_refusal_in_words_unheard_of_has_no_advice() -> None:
+def test_a_refusal_in_words_never_seen_before_has_no_advice() -> None:
     assert advice("the site's own filter says no", slurm.REASONS) == ""
 
 
@@ -137,7 +137,7 @@ def test_a_job_whose_earliest_start_has_not_come_is_not_being_prepared() -> None
     assert "its earliest start time is in the future" in said and "prepared" not in said
 
 
-def test_the_scheduler_job_is_not_told_to_ask_for_all_gpus_of_a_node() -> None:
+def test_the_scheduler_job_is_not_advised_to_request_all_gpus_of_a_node() -> None:
     with pytest.raises(LaunchError, match=r"If jobs get whole nodes, set scheduler=\{'gpu_request': 'none'\}"):
         visible_gpus(1, {}, 4, kind="scheduler")
     assert resolve("slurm", {"scheduler": {"gpu_request": "none"}}).scheduler is not None
@@ -520,7 +520,7 @@ async def test_a_second_scheduler_that_started_at_the_same_time_ends_without_a_w
         (KeyError("of a new release"), "KeyError: 'of a new release'"),
     ],
 )
-async def test_a_scheduler_that_cannot_publish_its_contact_ends_its_job_and_says_why(
+async def test_a_scheduler_that_cannot_publish_its_contact_ends_its_job_and_reports_why(
     directory: ClusterDirectory,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -692,7 +692,7 @@ def test_an_answer_on_some_jobs_is_not_the_time_of_the_last_answer_on_all() -> N
     assert watched.answered_at == 20
 
 
-def test_the_monitor_polls_when_the_cadence_says_so() -> None:
+def test_the_monitor_polls_when_the_cadence_allows_it() -> None:
     watched = monitor()
     watched.record(Answer(frozenset({"1"}), {"1": status(JobState.RUNNING)}), now=100.0)
     assert not watched.poll_if_due(now=135.0), "nothing is waited for"
@@ -739,7 +739,7 @@ def test_each_worker_has_the_affinity_and_the_memory_of_its_own_gpu(
     assert cuda_worker.nvml_device_index(1, "7,8,9") == 8, "what is not rotated is looked up as before"
 
 
-def test_the_load_tells_the_bytes_that_somebody_wants_each_once() -> None:
+def test_the_load_reports_the_bytes_that_somebody_wants_each_once() -> None:
     def result(*, wants: int = 0, waits: int = 0, copies: int = 1, nbytes: int = 100) -> Any:
         return SimpleNamespace(
             who_wants=["client"] * wants, waiters=["task"] * waits, who_has=range(copies), get_nbytes=lambda: nbytes
@@ -789,7 +789,7 @@ async def test_a_task_is_taken_from_a_leaving_worker_only_by_a_heartbeat_that_is
         assert moved == expected
 
 
-def test_a_certificate_that_is_over_is_said(directory: ClusterDirectory) -> None:
+def test_a_certificate_that_is_over_is_reported(directory: ClusterDirectory) -> None:
     certificates_and_keys.create(directory, 3600, waits=False)
     name, day = directory.path.name, 86400
     assert certificates_and_keys.problem(directory, now=time.time() + day) == ""
@@ -812,7 +812,7 @@ def test_a_certificate_that_is_over_is_said(directory: ClusterDirectory) -> None
         ),
     ],
 )
-def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_said(
+def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_reported(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch, transports: tuple[str, ...], why: str
 ) -> None:
     addresses = {"lo": "127.0.0.1", "ib0": "10.1.0.3"}
@@ -954,7 +954,7 @@ def test_an_interface_that_the_node_does_not_have_is_refused_by_the_option_with_
         complete_dask_commands.check_interface("eth7", "client_interface")
 
 
-def test_a_worker_whose_node_cannot_use_the_transport_of_the_scheduler_says_why(
+def test_a_worker_whose_node_cannot_use_the_transport_of_the_scheduler_reports_why(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Listening(monkeypatch, Contact(token="", job_id="1", workers="ucx://10.0.0.1:1", client="tls://a:1"))
@@ -972,11 +972,11 @@ def test_a_worker_whose_node_cannot_use_the_transport_of_the_scheduler_says_why(
         ([], "spawn", "your Dask configuration sets distributed.worker.multiprocessing-method: spawn"),
     ],
 )
-def test_workers_start_as_the_user_says(command: list[str], configured: str | None, why: str) -> None:
+def test_workers_start_as_the_user_requests(command: list[str], configured: str | None, why: str) -> None:
     assert forkserver.why_not(command, configured) == why
 
 
-def test_workers_are_forks_by_default_and_the_log_need_not_say_why_they_are_not(
+def test_workers_are_forks_by_default_and_the_log_need_not_report_why_they_are_not(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert WorkerOptions().worker_start == "forkserver"

@@ -146,7 +146,7 @@ OTHER = "set local_directory to another directory, such as '$TMPDIR'"
 
 
 @pytest.mark.parametrize("look", [refused, refused_in_a_job])
-def test_a_refused_local_directory_is_said_with_why_and_what_to_write(
+def test_a_refused_local_directory_is_reported_with_why_and_what_to_write(
     look: Callable[[str], str], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
@@ -187,7 +187,7 @@ def test_a_relative_local_directory_is_refused(tmp_path: Path, monkeypatch: pyte
     )
 
 
-def test_a_local_directory_in_the_home_directory_is_looked_at_there(
+def test_a_local_directory_in_the_home_directory_is_checked_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -139,7 +139,7 @@ def test_golden(name: str) -> None:
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_the_scheduler_job_lets_slurm_look_at_the_worker_jobs_and_runs_whatever_slurm_says(
+def test_the_scheduler_job_lets_slurm_reconsider_the_worker_jobs_and_runs_whatever_slurm_answers(
     refuses: bool, tmp_path: Path
 ) -> None:
     said = "echo 'slurm_update error: Access denied' >&2; exit 1" if refuses else ""

@@ -46,7 +46,7 @@ def test_a_running_job_has_a_reason_only_if_it_may_do_nothing() -> None:
     assert shown[1].reason.startswith("the batch system has lost contact with its node: wait until the node is back")
 
 
-def test_a_job_that_the_queue_does_not_know_a_minute_after_its_submit_may_have_been_dropped() -> None:
+def test_a_job_that_the_queue_does_not_show_a_minute_after_its_submit_may_have_been_dropped() -> None:
     submit = Submit(kind="worker", name="demo-0", time=0.0, job_id="7")
     early, late = (snapshot._info(submit, "7", None, 0, True, Path("log"), now=now) for now in (10.0, 100.0))
     assert early.reason == "the queue does not know it"
@@ -114,7 +114,7 @@ def test_the_start_that_the_queue_expects_is_not_taken_for_a_start() -> None:
     assert (connected.state, connected.expected_start, connected.started) == ("running", None, None)
 
 
-def test_a_job_whose_end_nobody_knows_costs_no_more_with_time() -> None:
+def test_a_job_whose_end_has_no_record_costs_no_more_with_time() -> None:
     ended = replace(_job("demo-0", state="completed", started=100.0), gpus=4)
     assert snapshot.gpu_seconds(ended, now=3700.0) == snapshot.gpu_seconds(ended, now=36100.0) == 0.0
     assert snapshot.gpu_seconds(replace(ended, ended=1100.0), now=36100.0) == 4000.0
@@ -177,7 +177,7 @@ def test_a_job_that_hpcgpu_ends_is_not_shown_as_running_until_the_next_poll(
 
 
 @pytest.mark.parametrize(("age", "soon"), [(2.0, True), (300.0, False)])
-def test_who_begins_to_look_just_after_a_start_looks_again_soon(tmp_path: Path, age: float, soon: bool) -> None:
+def test_who_begins_to_watch_just_after_a_start_polls_again_soon(tmp_path: Path, age: float, soon: bool) -> None:
     directory = create_directory.claim(tmp_path / "demo", None, system="local")
     directory.intend("demo-scheduler", "scheduler")
     observer = snapshot.Observer(directory)

@@ -282,7 +282,7 @@ def test_an_environment_that_cannot_run_is_refused_with_why(environment: Environ
     assert content(base) == []
 
 
-def test_a_node_without_zstd_is_told_what_to_do(
+def test_a_node_without_zstd_is_shown_what_to_do(
     environment: Environment, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = environment.archive("env.tar").rename(tmp_path / "env.tar.zst")
@@ -332,7 +332,7 @@ def test_an_environment_that_was_packed_read_only_can_be_removed(base: Path) -> 
     assert content(base) == []
 
 
-def test_a_job_says_whom_it_waits_for_and_takes_another_directory_if_that_hangs(
+def test_a_job_reports_whom_it_waits_for_and_takes_another_directory_if_that_hangs(
     environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any, start: Start, until: Until
 ) -> None:
     plain = environment.archive("env.tar").read_bytes()
@@ -374,7 +374,7 @@ def test_an_archive_that_changes_while_it_is_unpacked_is_refused(
 
 
 @needs_root
-def test_a_disk_without_room_is_told_with_what_is_needed_and_free(environment: Environment, base: Path) -> None:
+def test_a_disk_without_room_is_reported_with_what_is_needed_and_free(environment: Environment, base: Path) -> None:
     (environment.path / "large").write_bytes(os.urandom(6 << 20))
     archive = environment.archive("env.tar.gz")
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "hpcgpu", base]).returncode:
@@ -389,7 +389,7 @@ def test_a_disk_without_room_is_told_with_what_is_needed_and_free(environment: E
 
 
 @needs_root
-def test_what_is_killed_while_it_unpacks_into_memory_says_so(
+def test_what_is_killed_while_it_unpacks_into_memory_reports_it(
     environment: Environment, base: Path, tmp_path: Path, start: Start, until: Until
 ) -> None:
     plain, slow = environment.archive("env.tar.gz").read_bytes(), tmp_path / "slow.tar.gz"

@@ -102,7 +102,7 @@ def test_a_job_that_follows_waits_until_the_journal_names_the_end(
     assert capsys.readouterr().err.count("has a scheduler in job 1. This job waits: it takes over when") == 1
 
 
-def test_a_job_that_follows_waits_while_the_scheduler_proves_that_it_lives_whatever_the_journal_says(
+def test_a_job_that_follows_waits_while_the_scheduler_proves_that_it_lives_whatever_the_journal_reports(
     waiting: ClusterDirectory, node: Node
 ) -> None:
     has_ended(waiting, "unknown")
@@ -152,7 +152,7 @@ def test_a_job_that_follows_ends_if_nobody_needs_it(waiting: ClusterDirectory) -
         standby_scheduler.wait_until_alone(waiting, Queue(), OWN)
 
 
-def test_of_two_submits_without_an_answer_the_name_tells_which_is_its_own(
+def test_of_two_submits_without_an_answer_the_name_shows_which_is_its_own(
     waiting: ClusterDirectory, node: Node
 ) -> None:
     for number in (3, 4):
@@ -231,7 +231,7 @@ def test_a_scheduler_that_removes_its_contact_ends_but_not_yet(
 @pytest.mark.parametrize("answer", ["ended", "runs", "no answer"])
 @pytest.mark.parametrize("manager", ["none", "has left", "elsewhere"])
 @pytest.mark.parametrize("found", ConnectionResult)
-def test_without_a_manager_the_queue_tells_a_job_that_follows(
+def test_without_a_manager_the_queue_answers_a_job_that_follows(
     waiting: ClusterDirectory, node: Node, manager: str, answer: str, found: ConnectionResult
 ) -> None:
     if manager != "none":

@@ -224,7 +224,7 @@ def test_one_call_reads_all_records_that_are_there(security: Security) -> None:
         end.close()
 
 
-def test_an_end_is_told_after_the_data_before_it(security: Security) -> None:
+def test_an_end_is_reported_after_the_data_before_it(security: Security) -> None:
     far, near = raw_pair(*contexts(security, client=False, server=True))
     far.send(b"x" * 20_000)
     with contextlib.suppress(ssl.SSLError):
@@ -235,7 +235,7 @@ def test_an_end_is_told_after_the_data_before_it(security: Security) -> None:
     near.close()
 
 
-def test_an_error_is_told_after_the_data_before_it_and_hurts_no_other_connection(security: Security) -> None:
+def test_an_error_is_reported_after_the_data_before_it_and_hurts_no_other_connection(security: Security) -> None:
     client, server = contexts(security, client=False, server=True)
     (far, near), (other, other_far) = raw_pair(client, server), raw_pair(client, server)
     far.send(b"x" * 20_000)
@@ -365,7 +365,7 @@ def sockets_of_this_process() -> int:
     return len(psutil.Process().net_connections(kind="tcp"))
 
 
-async def test_a_peer_that_says_nothing_is_dropped_and_the_others_are_served(ours: None, security: Security) -> None:
+async def test_a_silent_peer_is_dropped_and_the_others_are_served(ours: None, security: Security) -> None:
     before = sockets_of_this_process()
     with dask.config.set({"distributed.comm.timeouts.connect": "3s"}):
         scheduler = await Scheduler(security=security, protocol="tls", host="127.0.0.1", dashboard=False, port=0)
@@ -480,7 +480,7 @@ async def scheduler_of(directory: ClusterDirectory) -> AsyncIterator[Contact]:
     ],
     ids=["expired", "not yet valid"],
 )
-async def test_a_certificate_that_is_not_valid_now_is_said_with_its_date_and_this_machine(
+async def test_a_certificate_that_is_not_valid_now_is_reported_with_its_date_and_this_machine(
     ours: None, tmp_path: Path, begin: datetime.timedelta, end: datetime.timedelta, words: str
 ) -> None:
     directory = cluster(tmp_path / "demo", *certificate(begin, end))
@@ -517,7 +517,7 @@ async def test_a_scheduler_whose_clock_is_wrong_is_named(ours: None, tmp_path: P
             await connect(contact.client, timeout=30, **client.get_connection_args("client"))
 
 
-def test_what_is_said_of_dates() -> None:
+def test_what_messages_report_of_dates() -> None:
     day = 86400.0
     assert certificate_errors.problem(0, 2 * day, now=day, host="login1") == ""
     assert certificate_errors.problem(day, 2 * day, now=0, host="login1", what="it") == (

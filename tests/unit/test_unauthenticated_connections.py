@@ -148,7 +148,7 @@ async def test_a_peer_that_resets_its_connection_before_it_is_accepted_leaves_no
     assert len([record for record in caplog.records if record.levelno == logging.WARNING]) <= 10
 
 
-def test_ten_refusals_a_minute_are_told_and_the_others_are_counted() -> None:
+def test_ten_refusals_a_minute_are_reported_and_the_others_are_counted() -> None:
     refusals = Refusals()
     assert [refusals.count(100.0) for _ in range(12)] == [0] * 10 + [None, None]
     assert refusals.count(159.0) is None

@@ -205,7 +205,7 @@ def test_what_is_used_of_upstream_beyond_its_documents_is_in_the_table(module: s
 
 
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.name)
-def test_what_the_table_has_is_used_where_it_says(use: Use) -> None:
+def test_what_the_table_has_is_used_where_it_states(use: Use) -> None:
     word = use.name.rpartition(".")[2]
     for place in use.used_in:
         sources = [path.read_text() for name, path in MODULES.items() if f"{name}.".startswith(f"{place}.")]
@@ -260,7 +260,7 @@ def test_each_use_has_a_canary_and_each_canary_a_use() -> None:
     assert {use.canary for use in USES} == tests.keys()
 
 
-def test_each_use_says_why_and_names_no_issue_of_another_form() -> None:
+def test_each_use_gives_its_reason_and_names_no_issue_of_another_form() -> None:
     assert len({(use.name, use.distribution) for use in USES}) == len(USES)
     for use in USES:
         assert use.why and use.used_in and isinstance(use.kind, Kind)

@@ -58,7 +58,7 @@ def usage_of(*workers: Worker) -> Usage:
 @pytest.mark.parametrize(
     ("utilization", "tasks", "expected"), [(0, 3, False), (1, 0, True), (None, 3, True), (None, 0, False)]
 )
-def test_a_gpu_computes_if_the_driver_says_so_and_else_if_its_worker_has_tasks(
+def test_a_gpu_computes_if_the_driver_reports_it_and_else_if_its_worker_has_tasks(
     utilization: float | None, tasks: int, expected: bool
 ) -> None:
     assert works(GPUUse(utilization=utilization, memory_used=None, power=None), tasks) is expected
@@ -87,7 +87,7 @@ def test_a_heartbeat_since_the_last_sample_never_shows_a_gpu_that_computes_as_id
     assert entry["utilization"] == 0 and entry["idle_since"]
 
 
-def test_each_worker_with_a_gpu_has_an_entry_also_if_its_driver_says_nothing_and_others_have_none() -> None:
+def test_each_worker_with_a_gpu_has_an_entry_also_if_its_driver_reports_nothing_and_others_have_none() -> None:
     silent, talks, cpu = Worker("b-0"), Worker("a-0"), Worker("cpu-0", gpus=0)
     del silent.extra[METRIC], silent.extra[NODE]
     talks.says(None, tasks=1)
@@ -149,7 +149,7 @@ _SHOW = (
         (None, "Fake GPU 17179869184 0.0 1073741824 70.0"),
     ],
 )
-def test_the_first_visible_gpu_is_read_and_what_it_does_not_say_is_none(
+def test_the_first_visible_gpu_is_read_and_what_it_does_not_report_is_none(
     visible: str | None, shown: str, fake_gpus: None, tmp_path: Path
 ) -> None:
     pytest.importorskip("pynvml")
@@ -319,7 +319,7 @@ def test_what_counts_after_the_last_sample_of_a_job_is_in_the_file_too(cluster: 
     assert (job.done, job.lost) == (4, 5)
 
 
-def test_a_first_read_that_fails_is_tried_again_and_told_once(
+def test_a_first_read_that_fails_is_tried_again_and_reported_once(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def stale(directory: ClusterDirectory) -> str:
@@ -361,7 +361,7 @@ def test_a_journal_that_cannot_be_read_at_the_end_does_not_cost_the_last_write(
     assert cluster.run(play).keys() == {"6", "7"}
 
 
-def test_many_who_look_cost_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_who_watch_cost_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker("demo-0")
     worker.says(7)
     usage = usage_of(worker)
@@ -376,7 +376,7 @@ def test_many_who_look_cost_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     assert samples == [1000.0, 1002.0]
 
 
-def test_a_worker_of_no_job_costs_nothing_and_one_without_gpus_says_what_it_spills(cluster: Cluster) -> None:
+def test_a_worker_of_no_job_costs_nothing_and_one_without_gpus_reports_what_it_spills(cluster: Cluster) -> None:
     async def play(usage: Usage) -> None:
         cluster.workers["stranger"] = Worker("stranger")
         cluster.join("cpu-0", gpus=0), cluster.join("cpu-1", gpus=0)
@@ -435,7 +435,7 @@ def test_a_scheduler_that_was_replaced_writes_no_more(cluster: Cluster) -> None:
     assert cluster.run(play).keys() == {"6", "7"}
 
 
-def test_the_file_is_bounded_and_says_that_the_oldest_jobs_are_not_in_it(
+def test_the_file_is_bounded_and_reports_that_the_oldest_jobs_are_not_in_it(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpcgpu.dask_scheduler.measure_usage._MOST_JOBS", 3)
@@ -457,7 +457,7 @@ def test_ten_thousand_jobs_need_few_bytes_each() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.ESTALE])
-def test_a_file_that_cannot_be_written_is_told_once_and_harms_nothing(
+def test_a_file_that_cannot_be_written_is_reported_once_and_harms_nothing(
     number: int, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def play(usage: Usage) -> None:
@@ -508,7 +508,7 @@ def test_a_later_cluster_of_the_name_gets_no_file_of_the_earlier_one(cluster: Cl
     assert cluster.run(play) == {}
 
 
-def test_a_damaged_line_costs_itself_alone_and_is_told(cluster: Cluster) -> None:
+def test_a_damaged_line_costs_itself_alone_and_is_reported(cluster: Cluster) -> None:
     lines = [line(JobUsage(id=str(number), done=number)) for number in range(1, 4)]
     lines[1] = lines[1].replace('"done":2', '"done":"two"')
     (cluster.directory.path / FILE).write_text("".join(lines))

@@ -59,7 +59,7 @@ def test_software_that_differs_is_graded(what: str, here: str, there: str, grade
     assert bool(differences[what].advice) == (grade is not Grade.NOTE)
 
 
-def test_a_package_that_only_workers_have_is_told() -> None:
+def test_a_package_that_only_workers_have_is_reported() -> None:
     assert found(SOFTWARE, A100, A100 | {"cudf": "26.10"})["cudf"].advice == (
         "the scheduler cannot rebuild graphs that hold objects of cudf: install it there too"
     )
@@ -91,7 +91,7 @@ def test_the_cuda_runtime_is_the_one_that_dask_s_libraries_are_built_for(monkeyp
     assert found(SOFTWARE, old, old)["CUDA runtime"].grade is Grade.FATAL
 
 
-def test_cupy_without_numba_is_told() -> None:
+def test_cupy_without_numba_is_reported() -> None:
     arrays = A100 | {"cupy": "14.0"}
     assert "install numba-cuda" in found(SOFTWARE, arrays, arrays)["numba"].advice
     assert found(SOFTWARE, arrays | {"numba": "0.65"}, arrays | {"numba": "0.65"}) == {}
@@ -116,7 +116,7 @@ def test_the_worst_comes_first_and_the_table_has_a_column_for_each() -> None:
     assert lines[-1].startswith("numpy: ") and "install one version everywhere" in lines[-1]
 
 
-def test_fatal_differences_are_errors_and_each_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fatal_differences_are_errors_and_each_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcgpu.software.compare_environments.collect", lambda: SOFTWARE)
     comparison = EnvironmentCheck("error")
     assert comparison.check({"w-0": A100 | {"dask": "1"}}) == ("", ""), "nothing is known of the scheduler yet"
@@ -162,7 +162,7 @@ def test_what_is_fatal_is_a_warning_where_the_user_wants_it(monkeypatch: pytest.
         assert fatal == "" and expected in warning and bool(expected) == bool(warning)
 
 
-def test_a_process_tells_what_it_has_and_touches_no_cuda() -> None:
+def test_a_process_reports_what_it_has_and_touches_no_cuda() -> None:
     here = collect()
     assert (
         here["python"] == ".".join(map(str, sys.version_info[:3]))

@@ -121,7 +121,7 @@ async def test_another_program_at_its_port_is_no_scheduler(
         assert next(looks, None) is None, "the client waits for the next one"
 
 
-async def test_a_scheduler_job_is_told_from_an_earlier_one_that_had_the_same_address(
+async def test_a_scheduler_job_is_distinguished_from_an_earlier_one_that_had_the_same_address(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its port is a random one of the same node."""

@@ -95,7 +95,7 @@ def test_snapshots_are_taken_until_the_cluster_has_ended_and_the_last_one_shows_
     assert screen.shown[-1] == "closed" and set(screen.shown[:-1]) <= {"running", "closed"}
 
 
-def test_a_snapshot_that_fails_is_told_and_the_next_one_is_shown() -> None:
+def test_a_snapshot_that_fails_is_reported_and_the_next_one_is_shown() -> None:
     screen, answers = Screen(), iter([OSError("no such file"), drawing.snapshot()])
 
     def source() -> Snapshot:
@@ -111,7 +111,7 @@ def test_a_snapshot_that_fails_is_told_and_the_next_one_is_shown() -> None:
     assert screen.shown[0] == "The cluster cannot be queried: no such file"
 
 
-def test_no_snapshot_is_taken_while_nobody_looks() -> None:
+def test_no_snapshot_is_taken_while_nobody_watches() -> None:
     screen = Screen()
     feed = Feed(drawing.snapshot, lambda: False, screen, interval=0.01)
     feed.start()
@@ -156,7 +156,7 @@ def test_outside_of_a_kernel_a_cluster_shows_a_picture_and_text(published: list[
     assert shown == {"text/plain": "a cluster", "text/html": picture(drawing.snapshot())}
 
 
-def test_where_no_page_says_that_somebody_looks_pictures_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_page_reports_that_somebody_watches_pictures_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpcgpu.widget.snapshot_feed._ALONE", -1.0)
     screen = Screen()
     feed = Feed(drawing.snapshot, lambda: False, screen, interval=0.01)

@@ -65,7 +65,7 @@ def test_a_job_ends_as_its_script_does(submit: Submit) -> None:
     assert failed.start is not None and failed.end is not None and failed.node
 
 
-def test_a_job_knows_itself(submit: Submit, tmp_path: Path) -> None:
+def test_a_job_identifies_itself(submit: Submit, tmp_path: Path) -> None:
     job_id = submit("env", name="1x-2")
     assert ended(job_id).name == "1x-2"
     log = tmp_path / GridEngine().log_name("1x-2", job_id)
@@ -77,7 +77,7 @@ def test_a_job_knows_itself(submit: Submit, tmp_path: Path) -> None:
 
 
 @pytest.mark.shows("A job that reaches its walltime")
-def test_a_job_that_reaches_its_walltime_says_so(submit: Submit) -> None:
+def test_a_job_that_reaches_its_walltime_reports_it(submit: Submit) -> None:
     job_id = submit(FOREVER, "-l h_rt=0:0:3")
     running = runs(job_id)
     assert running.end is not None and running.start is not None and running.end == running.start + 3
@@ -109,7 +109,7 @@ def test_a_job_that_somebody_deletes_is_cancelled(submit: Submit, bed: GridEngin
     assert ended(job_id).state is JobState.CANCELLED
 
 
-def test_a_job_that_cannot_start_says_why(submit: Submit) -> None:
+def test_a_job_that_cannot_start_reports_why(submit: Submit) -> None:
     job_id = submit("true", "-wd /nowhere")
     job = until(job_id, lambda job: job.reason.startswith("Eqw: "))
     assert outlook(job) is Outlook.NEVER
@@ -118,7 +118,7 @@ def test_a_job_that_cannot_start_says_why(submit: Submit) -> None:
     assert GridEngine().find("demo-1") == []
 
 
-def test_a_job_that_waits_for_gpus_says_so(submit: Submit) -> None:
+def test_a_job_that_waits_for_gpus_reports_it(submit: Submit) -> None:
     first = submit(FOREVER, "-l gpu=4")
     runs(first)
     second = submit(FOREVER, "-l gpu=1", name="demo-2")
@@ -188,7 +188,7 @@ def test_too_many_jobs_are_a_limit_for_now(submit: Submit, bed: GridEngineBed, l
         ("-w e -q short.q -l h_rt=9:0:0", "No node can ever satisfy it"),
     ],
 )
-def test_a_refused_job_says_what_to_check(submit: Submit, directive: str, words: str) -> None:
+def test_a_refused_job_names_what_to_check(submit: Submit, directive: str, words: str) -> None:
     with pytest.raises(SubmitRefused, match=words):
         submit("true", *(f"-{part}" for part in directive.removeprefix("-").split(" -")))
 
@@ -209,7 +209,7 @@ def test_jobs_without_a_cluster_directory_are_found_by_their_scripts(submit: Sub
     GridEngine().cancel([job_id])
 
 
-def test_it_says_which_grid_engine_it_is(bed: GridEngineBed) -> None:
+def test_it_reports_which_grid_engine_it_is(bed: GridEngineBed) -> None:
     client = GridEngine()
     client.probe()
     assert client.version() == "SGE 8.1.9" and client.identity()
@@ -221,7 +221,7 @@ def test_its_queues_are_known(bed: GridEngineBed) -> None:
     assert {name: rule.limit for name, rule in found.rules.items()} == {"gpu.q": 86400, "short.q": 600}
 
 
-def test_without_its_master_nothing_is_said_of_jobs(submit: Submit, bed: GridEngineBed) -> None:
+def test_without_its_master_nothing_is_reported_of_jobs(submit: Submit, bed: GridEngineBed) -> None:
     job_id = submit(FOREVER)
     runs(job_id)
     bed.stop_master()
@@ -247,7 +247,7 @@ def test_without_its_master_nothing_is_said_of_jobs(submit: Submit, bed: GridEng
         ("REAL -help; exit 1", "usage: qstat"),
     ],
 )
-def test_a_qstat_without_xml_says_what_is_needed_before_anything_is_submitted(
+def test_a_qstat_without_xml_reports_what_is_needed_before_anything_is_submitted(
     submit: Submit, bed: GridEngineBed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, words: str
 ) -> None:
     job_id = submit(FOREVER)

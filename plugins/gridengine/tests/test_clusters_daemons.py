@@ -84,12 +84,12 @@ with SGEGPUCluster(**{gpus}, queue="short.q", jobs=1) as cluster:
     assert done.stdout.split() == ["2,3", "3,2", "True"], done.stderr
 
 
-def test_a_site_that_does_not_say_which_gpus_a_job_has_is_explained(program: Run, gpus: str) -> None:
+def test_a_site_that_does_not_report_which_gpus_a_job_has_is_explained(program: Run, gpus: str) -> None:
     done = program(f"SGEGPUCluster(**{gpus}, queue='gpu.q', jobs=1).wait_for_workers(2, timeout=120)")
     assert done.returncode != 0 and "does not say which GPUs are this job's" in done.stderr
 
 
-def test_a_job_of_two_nodes_that_gets_one_host_says_which_environment_it_needs(program: Run) -> None:
+def test_a_job_of_two_nodes_that_gets_one_host_reports_which_environment_it_needs(program: Run) -> None:
     done = program("""
 several = SMALL | {"nodes_per_job": 2, "nodes_environment": "mpi"}
 with SGEGPUCluster(**several, jobs=1) as cluster:

@@ -14,7 +14,7 @@ from gridengine_bed import GridEngineBed, wait_for
 pytestmark = pytest.mark.shows("A job that reaches its walltime")
 
 
-def test_a_job_that_h_rt_kills_says_why_is_replaced_and_its_task_is_done_again(
+def test_a_job_that_h_rt_kills_reports_why_is_replaced_and_its_task_is_done_again(
     program: Run, bed: GridEngineBed
 ) -> None:
     """The processes of its workers are stopped, and so is the program: nobody makes the workers leave in time."""
@@ -115,7 +115,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.shows("Clusters: start, compute, stop; what is refused; signals")
-def test_a_full_disk_while_jobs_are_submitted_is_said_and_no_job_is_left(
+def test_a_full_disk_while_jobs_are_submitted_is_reported_and_no_job_is_left(
     program: Run, bed: GridEngineBed, disk: Path
 ) -> None:
     done = program(

@@ -52,7 +52,7 @@ def test_the_letters_of_a_state_are_known(letters: str, expected: JobState) -> N
     assert state(letters) is expected
 
 
-def test_the_scheduler_s_messages_say_why_a_job_waits() -> None:
+def test_the_scheduler_s_messages_report_why_a_job_waits() -> None:
     reasons = parse_reasons(recorded("qstat_j.xml"))
     assert reasons["3"].startswith("cannot run in PE")
     assert reasons["4"] == "job dropped because of job dependencies"
@@ -73,7 +73,7 @@ def test_the_scheduler_s_messages_say_why_a_job_waits() -> None:
         ("qw", Outlook.WAIT, "does not run it yet"),
     ],
 )
-def test_why_a_job_waits_is_said_in_words(reason: str, expected: Outlook, words: str) -> None:
+def test_why_a_job_waits_is_reported_in_words(reason: str, expected: Outlook, words: str) -> None:
     job = JobStatus(job_id="1", state=JobState.PENDING, reason=reason, words=REASONS)
     assert outlook(job) is expected
     assert words in explain(job) and reason in explain(job)
@@ -181,7 +181,7 @@ def test_own_job_is_known_inside_a_job_alone() -> None:
 
 
 @pytest.mark.parametrize("listing", ["", "no such option"])
-def test_a_listing_that_cannot_be_read_does_not_say_that_a_job_is_not_there(
+def test_a_listing_that_cannot_be_read_does_not_prove_that_a_job_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listing: str
 ) -> None:
     commands = {"qsub": f"echo submitted >> {tmp_path}/log; echo 'timed out' >&2; exit 1", "qstat": f"echo '{listing}'"}

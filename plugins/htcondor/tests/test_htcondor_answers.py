@@ -49,7 +49,7 @@ def utc() -> Iterator[None]:
     time.tzset()
 
 
-def test_a_job_without_contact_to_its_machine_says_since_when_and_until_when(utc: None) -> None:
+def test_a_job_without_contact_to_its_machine_reports_since_when_and_until_when(utc: None) -> None:
     ad = {  # recorded when the machine was switched off
         "ClusterId": 1,
         "JobDisconnectedDate": 1795875373,
@@ -73,7 +73,7 @@ def test_a_job_without_contact_to_its_machine_says_since_when_and_until_when(utc
     assert statuses([ad | {"JobStatus": 1}])["1"].state.ended, "HTCondor has given it up"
 
 
-def test_the_history_says_how_jobs_ended() -> None:
+def test_the_history_reports_how_jobs_ended() -> None:
     jobs = statuses(parse_ads(recorded("condor_history.json")), over=True)
     assert {job_id: (job.state, job.exit_code) for job_id, job in jobs.items()} == {
         "1": (JobState.COMPLETED, 0),
@@ -120,7 +120,7 @@ def test_the_words_of_a_hold_cannot_control_the_terminal() -> None:
 
 
 @pytest.mark.parametrize("words", ["", " \n", None])
-def test_a_hold_without_words_says_that_it_has_none(words: str | None) -> None:
+def test_a_hold_without_words_reports_that_it_has_none(words: str | None) -> None:
     ad = {"ClusterId": 1, "JobStatus": 5, "HoldReasonCode": 1, "HoldReason": words}
     assert explain(statuses([ad])["1"]).endswith("ask who holds it [hold 1: no reason was given]")
 
@@ -163,7 +163,7 @@ def test_why_a_job_of_htcondor_waits(reason: str, expected: Outlook, words: str)
     assert outlook(job) is expected and words in explain(job)
 
 
-def test_an_answer_that_is_cut_off_says_nothing_of_jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_answer_that_is_cut_off_proves_nothing_of_jobs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake = tmp_path / "condor_q"
     fake.write_text('#!/bin/sh\necho "[ { \\"ClusterId\\": 1,"\n')
     fake.chmod(0o755)
@@ -188,7 +188,7 @@ def test_what_no_machine_has_is_named() -> None:
     assert shortage({"RequestGPUs": 4, "RequestCpus": 64}, two) == "no machine of the pool has 4 GPUs, 64 cores"
 
 
-def test_a_refused_submit_of_htcondor_says_what_to_check() -> None:
+def test_a_refused_submit_of_htcondor_names_what_to_check() -> None:
     assert "Check `requirements`" in advice("ERROR: Parse error in expression: Requirements = (", REASONS)
     assert "Check `gpus_per_node`" in advice("ERROR: Parse error in expression: RequestGPUs = x y", REASONS)
 

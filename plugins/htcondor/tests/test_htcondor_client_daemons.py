@@ -92,7 +92,7 @@ def test_a_job_of_htcondor_ends_as_its_script_does(submit: Submit) -> None:
     assert (killed.state, killed.exit_code) == (JobState.FAILED, 137)
 
 
-def test_a_job_of_htcondor_knows_itself(submit: Submit, tmp_path: Path) -> None:
+def test_a_job_of_htcondor_identifies_itself(submit: Submit, tmp_path: Path) -> None:
     job_id = submit("env; echo error >&2", name="1x-2")
     assert ended(job_id).name == "1x-2"
     text = (tmp_path / HTCondor().log_name("1x-2", job_id)).read_text()
@@ -103,7 +103,7 @@ def test_a_job_of_htcondor_knows_itself(submit: Submit, tmp_path: Path) -> None:
 
 
 @pytest.mark.shows("A job that reaches its walltime")
-def test_a_job_of_htcondor_that_reaches_its_walltime_says_so(submit: Submit) -> None:
+def test_a_job_of_htcondor_that_reaches_its_walltime_reports_it(submit: Submit) -> None:
     job_id = submit(FOREVER, "allowed_job_duration = 3")
     running = runs(job_id)
     assert running.end is not None and running.start is not None and running.end == running.start + 3
@@ -136,7 +136,7 @@ def test_a_job_whose_machine_is_taken_away_does_not_start_again(submit: Submit, 
     assert remembered(job_id).state is JobState.PREEMPTED
 
 
-def test_a_job_that_is_held_says_why(submit: Submit, bed: HTCondorBed) -> None:
+def test_a_job_that_is_held_reports_why(submit: Submit, bed: HTCondorBed) -> None:
     job_id = submit("exit 0", "hold = true")
     job = until(job_id, lambda job: job.reason.startswith("hold "))
     assert outlook(job) is Outlook.NEVER and "submitted on hold" in explain(job) and "condor_release" in explain(job)
@@ -144,13 +144,13 @@ def test_a_job_that_is_held_says_why(submit: Submit, bed: HTCondorBed) -> None:
     assert ended(job_id).state is JobState.COMPLETED
 
 
-def test_a_job_whose_log_cannot_be_written_says_why(submit: Submit) -> None:
+def test_a_job_whose_log_cannot_be_written_reports_why(submit: Submit) -> None:
     failed = remembered(submit("true", "output = /proc/nowhere/log", "error = /proc/nowhere/log"))
     assert failed.state is JobState.FAILED and "/proc/nowhere/log" in explain(failed), explain(failed)
     assert "must share the filesystem" in explain(failed)
 
 
-def test_a_job_that_waits_for_gpus_of_others_says_so(submit: Submit) -> None:
+def test_a_job_that_waits_for_gpus_of_others_reports_it(submit: Submit) -> None:
     first = submit(FOREVER, "request_gpus = 4")
     runs(first)
     second = submit(FOREVER, "request_gpus = 1", name="demo-2")
@@ -161,7 +161,7 @@ def test_a_job_that_waits_for_gpus_of_others_says_so(submit: Submit) -> None:
     HTCondor().cancel([second])
 
 
-def test_a_job_that_no_machine_can_run_says_so(submit: Submit) -> None:
+def test_a_job_that_no_machine_can_run_reports_it(submit: Submit) -> None:
     job_id = submit("true", "request_gpus = 9", "request_cpus = 17")
     job = until(job_id, lambda job: bool(job.reason))
     assert outlook(job) is Outlook.NEVER
@@ -240,7 +240,7 @@ def test_a_site_s_rule_refuses_a_job_in_its_own_words(submit: Submit, bed: HTCon
     ("command", "words"),
     [("requirements = GPUs >= 3 && (", "Check `requirements`"), ("request_gpus = x y", "Check `gpus_per_node`")],
 )
-def test_a_description_that_htcondor_refuses_says_what_to_check(submit: Submit, command: str, words: str) -> None:
+def test_a_description_that_htcondor_refuses_names_what_to_check(submit: Submit, command: str, words: str) -> None:
     with pytest.raises(SubmitRefused, match=words):
         submit("true", command)
 
@@ -294,7 +294,7 @@ def test_jobs_of_others_that_have_the_names_of_ours_are_not_ours(
         bed.configure()
 
 
-def test_it_says_which_htcondor_it_is(bed: HTCondorBed) -> None:
+def test_it_reports_which_htcondor_it_is(bed: HTCondorBed) -> None:
     client = HTCondor()
     client.probe()
     assert client.version() == "HTCondor 23.9.6" and client.identity()
@@ -305,7 +305,7 @@ def test_the_machines_of_the_pool_are_known(bed: HTCondorBed) -> None:
     assert (kind.gpus, kind.cores, kind.memory, kind.gpu_type) == (4, 16, 64000, "NVIDIA A100-SXM4-40GB")
 
 
-def test_without_its_schedd_nothing_is_said_of_jobs(submit: Submit, bed: HTCondorBed, tmp_path: Path) -> None:
+def test_without_its_schedd_nothing_is_reported_of_jobs(submit: Submit, bed: HTCondorBed, tmp_path: Path) -> None:
     job_id = submit(f"touch {tmp_path}/begun; {FOREVER}")
     runs(job_id)
     # The queue says "running" before the machine has the job. A schedd that ends in between does not find it again.

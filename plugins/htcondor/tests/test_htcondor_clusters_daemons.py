@@ -228,7 +228,7 @@ with HTCondorGPUCluster.from_name("kept") as cluster, cluster.get_client() as cl
     wait_for(lambda: not bed.jobs(), "no job is left")
 
 
-def test_a_cluster_whose_job_is_held_says_why_and_replaces_it(program: Run, bed: HTCondorBed) -> None:
+def test_a_cluster_whose_job_is_held_reports_why_and_replaces_it(program: Run, bed: HTCondorBed) -> None:
     done = program("""
 with HTCondorGPUCluster(**SMALL | {"quiet": False}, jobs=1) as cluster:
     cluster.wait_for_workers(1, timeout=120)

@@ -91,7 +91,7 @@ with HTCondorGPUCluster(**SMALL | spread, scheduler=elsewhere, jobs=2) as cluste
     assert "small.bed: lost 1 of 1 worker" in done.stderr and "another job replaces it" in done.stderr
 
 
-def test_a_scheduler_whose_machine_is_switched_off_says_until_when_htcondor_waits(
+def test_a_scheduler_whose_machine_is_switched_off_reports_until_when_htcondor_waits(
     program: Program, bed: HTCondorBed, small: str
 ) -> None:
     """By default this is 40 minutes. HTCondor keeps the job as running."""
@@ -158,7 +158,7 @@ with HTCondorGPUCluster(**SMALL | workers | {wait!r}, jobs=1) as cluster:
     assert "is gone and another one is started" in done.stderr and "node_fail" in done.stderr.lower(), done.stderr
 
 
-def test_a_job_that_stays_because_its_machine_is_off_is_told_by_close_and_by_stop(
+def test_a_job_that_stays_because_its_machine_is_off_is_reported_by_close_and_by_stop(
     program: Program, bed: HTCondorBed, small: str, cli: Run
 ) -> None:
     done = program(f"""
