@@ -21,7 +21,6 @@ from hpcgpu.options.shared_options_and_defaults import Options, WorkerOptions
 from hpcgpu.polling.queue_monitor import GRACE, Monitor, presumed_ended
 from hpcgpu.posix.full_disk import cannot_be_written
 from hpcgpu.posix.threads import in_thread
-from hpcgpu.scaling.wanted_state import Wanted
 from hpcgpu.store import saved_options
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.journal import End, Submit
@@ -292,10 +291,6 @@ class Dispatcher:
         with contextlib.suppress(Superseded, NameLost):
             self.check_manager()
             self._note(self.directory.keep, names)
-
-    def want(self, wanted: Wanted) -> None:
-        """Write what the user wants into the cluster directory."""
-        self._note(self.directory.want, wanted)
 
     def save_groups(self, options: Options, groups: Mapping[str, WorkerOptions]) -> None:
         """Write the options of the worker groups into the cluster directory."""

@@ -380,11 +380,11 @@ class Reconciler:
             closing = closing or state.dispatcher.directory.closing  # by another program
         wanted = apply(replace(state.wanted, closing=closing), command)
         if isinstance(command, Detach):
-            self._record_detach(wanted)
+            self._check_detachable()
+            self.record(wanted, needed=True)
             state.stays()
             return
-        state.wanted = wanted
-        state.dispatcher.want(wanted)
+        self.record(wanted)
         group = state.registry.groups[command.group]
         group.failures.start_anew()
         state.failures.requested_anew(group.name)
@@ -401,8 +401,25 @@ class Reconciler:
         state.decide_now.set()
         state.heartbeat_now.set()
 
-    def _record_detach(self, wanted: Wanted) -> None:
-        """Keep the wanted state of a detached cluster. Without the record, the jobs would end with this program."""
+    def record(self, wanted: Wanted, *, needed: bool = False) -> None:
+        """Set the wanted state, in the memory and in the file: no other function of a manager writes it.
+
+        A full disk is only reported, unless the record is `needed`: without that of a detach, the jobs would end with
+        this program. Nothing is written into the directory of a later cluster of this name.
+        """
+        dispatcher, directory = self.state.dispatcher, self.state.dispatcher.directory
+        try:
+            if directory.is_of(dispatcher.token):
+                directory.want(wanted)
+        except OSError as error:
+            why = cannot_be_written(directory.path, error)
+            if needed:
+                raise ClusterError(f"cluster {self.state.name} cannot be detached, because {why}") from error
+            dispatcher.problem = why
+        self.state.wanted = wanted
+
+    def _check_detachable(self) -> None:
+        """Raise `ClusterError` if the cluster cannot outlive this program."""
         state, directory = self.state, self.state.dispatcher.directory
         if state.scheduler is not None and state.scheduler.in_process:
             raise ClusterError(
@@ -413,13 +430,6 @@ class Reconciler:
                 f"cluster {state.name} cannot be detached, because its directory {directory.path} was removed or "
                 "emptied, and its jobs end in some minutes. Save your results, and start a new cluster"
             )
-        try:
-            directory.want(wanted)
-        except OSError as error:
-            raise ClusterError(
-                f"cluster {state.name} cannot be detached, because {cannot_be_written(directory.path, error)}"
-            ) from error
-        state.wanted = wanted
 
     def _want(self, group: WorkerGroup, wanted: WantedGroup) -> None:
         group.want(wanted)

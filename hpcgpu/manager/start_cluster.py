@@ -164,7 +164,7 @@ class Starter:
 
     async def _submit_scheduler(self) -> None:
         state = self.reconciler.state
-        state.dispatcher.want(state.wanted)
+        self.reconciler.record(state.wanted)
         if self.options.scheduler is None:
             state.scheduler = InProcessScheduler(self.options, self.security, state.dispatcher.directory)
         else:
