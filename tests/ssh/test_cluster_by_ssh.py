@@ -275,7 +275,7 @@ def test_a_block_takes_jobs_and_its_timeout_limits_the_wait_for_the_scheduler(mo
         limits.append(timeout)
         return SimpleNamespace(scheduler=SimpleNamespace(workers_per_job=4))
 
-    monkeypatch.setattr(reached_by_ssh, "reach", reach)
+    monkeypatch.setattr(reached_by_ssh, "reach_cluster", reach)
     monkeypatch.setattr(ClusterBySSH, "_let_manage", lambda self: None)
     cluster: Any = ClusterBySSH.__new__(ClusterBySSH)
     cluster.directory, cluster._named, cluster.login, cluster.quiet = "there", "there", None, True
