@@ -10,7 +10,7 @@ import asyncio
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +69,28 @@ WRONG_SIZES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_workers_of_gpu_jobs_are_named_after_their_job_and_have_a_gpu_resource(
-    queue: LocalQueue, fake_gpus: None
-) -> None:
-    with LocalGPUCluster(jobs=2, **GPU, name="names") as cluster:
-        cluster.wait_for_workers(4)
-        have_their_gpus(cluster)
+@pytest.fixture(scope="module")
+def shared(shared_queue: LocalQueue, fake_gpus: None) -> Iterator[LocalGPUCluster]:
+    with LocalGPUCluster(jobs=2, **GPU, name="shared") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def two_jobs(shared: LocalGPUCluster) -> LocalGPUCluster:
+    """A cluster with two jobs of two GPUs, all that the queue has, for the tests that leave some of its jobs."""
+    shared.scale(jobs=2)
+    shared.wait_for_workers(4)
+    return shared
+
+
+def test_workers_of_gpu_jobs_are_named_after_their_job_and_have_a_gpu_resource(two_jobs: LocalGPUCluster) -> None:
+    have_their_gpus(two_jobs)
 
 
 def test_scale_counts_workers_and_rounds_up_to_jobs(
-    queue: LocalQueue, fake_gpus: None, until: Until
+    queue: LocalQueue, home: Path, fake_gpus: None, until: Until
 ) -> None:  # rows 1 and 15
+    blocker = block_queue(queue, home)  # the jobs need not start
     with LocalGPUCluster(jobs=0, **GPU, cores=8, memory="8GB") as cluster:
         for arguments, jobs in [
             ({"n": 3}, 2),
@@ -92,70 +103,66 @@ def test_scale_counts_workers_and_rounds_up_to_jobs(
             cluster.scale(**arguments)
             cluster.settle()
             until(lambda jobs=jobs: len(cluster.worker_spec) == jobs, f"{arguments} are {jobs} jobs")
+    queue.cancel([blocker])
 
 
 def test_adaptive_with_several_workers_a_job_does_not_oscillate(
-    queue: LocalQueue, fake_gpus: None, until: Until
+    two_jobs: LocalGPUCluster, until: Until
 ) -> None:  # rows 1, 16
-    with LocalGPUCluster(**GPU) as cluster:
-        adaptive = cluster.adapt(minimum=4, maximum=4, idle_timeout="100ms")
-        cluster.wait_for_workers(4)
-        with Client(cluster) as client:
-            for _ in range(20):
-                client.submit(int, pure=False).result()
-                decide_now(cluster)
-        until(lambda: adaptive.state.running == 2, "both jobs run")
-        assert [text for _, text in adaptive.log if "draining" in text or "cancelling" in text] == []
-        assert sorted(cluster.worker_spec) == [f"{cluster.name}-0", f"{cluster.name}-1"], "jobs were replaced"
-        adaptive.stop()
+    jobs = set(two_jobs.worker_spec)
+    adaptive = two_jobs.adapt(minimum=4, maximum=4, idle_timeout="100ms")
+    with Client(two_jobs) as client:
+        for _ in range(20):
+            client.submit(int, pure=False).result()
+            decide_now(two_jobs)
+    until(lambda: adaptive.state.running == 2, "both jobs run")
+    assert [text for _, text in adaptive.log if "draining" in text or "cancelling" in text] == []
+    assert set(two_jobs.worker_spec) == jobs, "jobs were replaced"
+    adaptive.stop()
+
+
+def test_a_pending_job_is_given_up_before_a_running_one(two_jobs: LocalGPUCluster, until: Until) -> None:  # row 3
+    begun = set(two_jobs.worker_spec)
+    two_jobs.scale(jobs=3)
+    until(
+        lambda: "it waits for a free GPU, or for a free slot of this machine [Resources]" in repr(two_jobs.jobs),
+        "the third job waits",
+    )
+    [waiting] = [job.name for job in two_jobs.jobs if job.state == "pending"]
+    with pytest.raises(WorkerStartTimeoutError) as error:
+        two_jobs.wait_for_workers(6, timeout="1s")
+    assert re.search(r"^cluster shared: .*pending", error.value.__notes__[0]), "it says what it waited for"
+    two_jobs.scale(jobs=2)
+    two_jobs.settle()
+    assert set(two_jobs.worker_spec) == begun
+    assert len(two_jobs.scheduler_info["workers"]) == 4
+    assert next(job.state for job in two_jobs.jobs if job.name == waiting) == "cancelled"
+
+
+def test_adaptive_giving_up_one_worker_keeps_the_job_of_its_sibling(two_jobs: LocalGPUCluster) -> None:  # row 5
+    kept, given_up = sorted(two_jobs.worker_spec)
+    with Client(two_jobs) as client:
+        workers = two_jobs.scheduler_info["workers"]
+        sibling = next(address for address, about in workers.items() if about["name"] == f"{given_up}-0")
+        future = client.scatter({"only": "copy"}, workers=[sibling])
+        two_jobs.sync(two_jobs.scale_down, workers=[f"{given_up}-1"])
+        assert set(two_jobs.worker_spec) == {kept, given_up}
+        assert client.gather(future) == {"only": "copy"}
+        two_jobs.sync(two_jobs.scale_down, workers=[f"{given_up}-0", f"{given_up}-1"])
+        assert set(two_jobs.worker_spec) == {kept}
+        assert client.gather(future) == {"only": "copy"}
 
 
 def test_scaling_down_moves_the_data_of_all_workers_of_the_job(
-    queue: LocalQueue, fake_gpus: None, until: Until
+    two_jobs: LocalGPUCluster, shared_queue: LocalQueue, until: Until
 ) -> None:  # row 2
-    with LocalGPUCluster(jobs=2, **GPU) as cluster, Client(cluster) as client:
-        cluster.wait_for_workers(4)
+    with Client(two_jobs) as client:
         futures = client.scatter(list(range(40)))
         assert len(set(map(tuple, client.who_has(futures).values()))) == 4
-        cluster.scale(jobs=1)
-        until(lambda: len(cluster.scheduler_info["workers"]) == 2, "two workers left")
+        two_jobs.scale(jobs=1)
+        until(lambda: len(two_jobs.scheduler_info["workers"]) == 2, "two workers left")
         assert client.gather(futures) == list(range(40))
-        until(lambda: len(live(queue)) == 2, "the job is gone from the queue")
-
-
-def test_adaptive_giving_up_one_worker_keeps_the_job_of_its_sibling(
-    queue: LocalQueue, fake_gpus: None
-) -> None:  # row 5
-    with LocalGPUCluster(jobs=2, **GPU, name="sibling") as cluster, Client(cluster) as client:
-        cluster.wait_for_workers(4)
-        sibling = next(a for a, w in cluster.scheduler_info["workers"].items() if w["name"] == "sibling-1-0")
-        future = client.scatter({"only": "copy"}, workers=[sibling])
-        cluster.sync(cluster.scale_down, workers=["sibling-1-1"])
-        assert set(cluster.worker_spec) == {"sibling-0", "sibling-1"}
-        assert client.gather(future) == {"only": "copy"}
-        cluster.sync(cluster.scale_down, workers=["sibling-1-0", "sibling-1-1"])
-        assert set(cluster.worker_spec) == {"sibling-0"}
-        assert client.gather(future) == {"only": "copy"}
-
-
-def test_a_pending_job_is_given_up_before_a_running_one(
-    queue: LocalQueue, fake_gpus: None, until: Until
-) -> None:  # row 3
-    with LocalGPUCluster(jobs=3, **GPU, name="pend") as cluster:  # the queue has GPUs for two of them
-        cluster.wait_for_workers(4)
-        until(
-            lambda: "it waits for a free GPU, or for a free slot of this machine [Resources]" in repr(cluster.jobs),
-            "the third job waits",
-        )
-        [waiting] = [job.name for job in cluster.jobs if job.state == "pending"]
-        with pytest.raises(WorkerStartTimeoutError) as error:
-            cluster.wait_for_workers(6, timeout="1s")
-        assert re.search(r"^cluster pend: .*pending", error.value.__notes__[0]), "it says what it waited for"
-        cluster.scale(jobs=2)
-        cluster.settle()
-        assert set(cluster.worker_spec) == {"pend-0", "pend-1", "pend-2"} - {waiting}
-        assert len(cluster.scheduler_info["workers"]) == 4
-        assert next(job.state for job in cluster.jobs if job.name == waiting) == "cancelled"
+        until(lambda: len(live(shared_queue)) == 2, "the job is gone from the queue")
 
 
 def test_a_job_that_dies_is_noticed_explained_and_replaced_under_a_new_name(  # rows 4 and 6
