@@ -47,8 +47,9 @@ computing() {
     echo "$test" tests/unit --ignore-glob='tests/unit/test_[p-z]*'
     echo "$test" tests/unit --ignore-glob='tests/unit/test_[a-o]*'
     # What needs Python alone is the same with the oldest releases of others. Types and shell scripts need tools that are not there.
-    local once=(adaptive_policy checked_files container create_directory damage decide_actions demo each_job histories layers option_values
-        profiles public_names ran reconciler repository right_words stage_attacks stage_unpacking standby tpch typed scripts upstream wheel)
+    local once=(adaptive_policy checked_files container create_directory damage decide_actions demo each_job histories layers
+        next_scheduler_job option_values ownership profiles promises public_names ran reconciler repository right_words stage_attacks
+        stage_unpacking standby tpch typed scripts upstream wheel)
     once=("${once[@]/#/--ignore=tests/unit/test_}")
     echo .venv-lowest/bin/python -m pytest tests/canaries tests/unit -p no:cacheprovider "${once[@]/%/.py}"
     echo "$test" tests --ignore=tests/slurm --ignore=tests/local --ignore=tests/docs --ignore=tests/browser --ignore=tests/ssh \

@@ -178,7 +178,7 @@ def test_when_the_login_has_ended_the_page_leads_to_it_and_back(server: Lab, pag
     page.locator("#password_input").fill(lab.token)
     page.locator("#login_submit").click()
     page.wait_for_url(f"{lab.url}hpcgpu/dashboard/demo/status")
-    plots_follow_the_work(dask_in(page), "demo")
+    dask_in(page).locator(".bk-Figure").first.wait_for()
 
 
 def test_a_window_that_a_script_opens_has_no_powers_either(server: Lab, page: Any, demo: str) -> None:
@@ -265,14 +265,14 @@ def is_made_and_runs_not(page: Any) -> Any:
     return dask
 
 
-@pytest.mark.parametrize("base", ["/", "/user/ada/"])
-def test_a_script_on_a_page_of_dask_has_no_powers(server: Lab, page: Any, unescaped: str, base: str) -> None:
-    lab = server(base)
+def test_a_script_on_a_page_of_dask_has_no_powers(server: Lab, page: Any, unescaped: str) -> None:
+    """Under a path prefix, as a hub has: test_page.py."""
+    lab = server("/")
     log_in(lab, page)
     for prefix in ("hpcgpu/dashboard/demo", "proxy/hpcgpu/demo"):
         page.goto(f"{lab.url}{prefix}/exceptions")
         dask = is_made_and_runs_not(page)
-        assert dask.evaluate(ATTACK, [base, "planted"]) == [], "nor would one that did run"
+        assert dask.evaluate(ATTACK, ["/", "planted"]) == [], "nor would one that did run"
         assert page.url == f"{lab.url}{prefix}/exceptions" and "frame" not in (dask.title(), page.title())
     assert lab.request("api/kernels") == [] and not list(lab.notebooks.iterdir())
     assert "planted" not in lab.log

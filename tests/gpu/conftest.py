@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcgpu.software.compare_environments import collect
+from tests.conftest import plain_install
 
 #: Whether the tests run on imitations, to find mistakes of their own before a GPU is there: see run.py.
 DRY_RUN = os.environ.get("HPCGPU_GPU_DRY_RUN") == "yes"
@@ -17,12 +18,12 @@ Measured = Callable[[str, str], None]
 
 
 @pytest.fixture(scope="session", autouse=True)
-def gpu(request: pytest.FixtureRequest) -> Iterator[str]:
+def gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The model of the GPU; the tests are skipped where there is none."""
     if DRY_RUN:
         request.getfixturevalue("fake_gpus")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(Path(__file__).parent / "imitations"))
+        with plain_install(tmp_path_factory.mktemp("plain")), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTHONPATH", str(Path(__file__).parent / "imitations"), prepend=os.pathsep)
             patch.syspath_prepend(str(Path(__file__).parent / "imitations"))
             yield "no GPU: dry run on imitations"
         return
