@@ -279,7 +279,7 @@ class HeldWorkers(Sequence[HeldWorker]):
             try:
                 await self._watching
             except ClusterError as loss:
-                raise loss from (loss.__cause__ or noticed)
+                raise loss from (noticed or loss.__cause__)
 
     async def _watch(self) -> None:
         """Raise `ClusterError` when a worker is lost."""
@@ -357,6 +357,8 @@ class HeldWorkers(Sequence[HeldWorker]):
             if failed and (isinstance(error, CommClosedError) or self._lost.is_set()):
                 await self._raise_loss(error)
         finally:
+            with suppress(OSError):  # this ends a connection of which a forked process has a copy, too
+                await self._comm.close()
             self.abandon()
             if self._begun and not self._cut and self._client.status == "running":
                 await self._warn_of_calls()

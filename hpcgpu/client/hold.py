@@ -33,6 +33,8 @@ _T = TypeVar("_T")
 _INTERVAL = 0.2
 #: Seconds in which workers answer; then it is reported which of them have not.
 _ANSWER = 5.0
+#: Seconds in which the scheduler reports the loss of a worker that has not answered.
+_LOST = 10.0
 
 
 class _Used(Protocol):
@@ -85,6 +87,8 @@ class Hold:
         self.resources = dict(values.resources("hold: resources", resources)) if resources else None
         self.quiet = quiet
         self._until = math.inf
+        #: Whether its block runs.
+        self._active = False
         #: How many workers are free, and why there are not more.
         self._free, self._why = "0 free", ""
         self._around: list[HeldWorker] = []
@@ -111,6 +115,7 @@ class Hold:
         try:
             workers: HeldWorkers = self.client.sync(self._enter)
         except BaseException:
+            self._active = False
             if self._comm is not None:  # Ctrl-C may come when the workers are there already
                 self.client.loop.add_callback(self._comm.abort)
             if self.own_client:
@@ -119,6 +124,7 @@ class Hold:
         return workers
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._active = False
         try:
             if self.client.loop.asyncio_loop.is_closed():  # the program has closed its client in the block
                 self._workers.abandon()
@@ -148,6 +154,7 @@ class Hold:
             async with asyncio.timeout(self._left) as limit:
                 members = await self._members()
             self._workers = HeldWorkers(self.client, members, self._comm, self._runs_in)
+            self._active = True
             if self._calls:
                 warn(f"hold: the block begins, but earlier {still_run(self._calls)}")
             with suppress(TimeoutError):  # the workers are there, so a queue that answers late is no error
@@ -155,6 +162,7 @@ class Hold:
                     await self._show_first_end()
             return self._workers
         except BaseException as error:
+            self._active = False
             if self._comm is not None:
                 self._comm.abort()
             if isinstance(error, TimeoutError) and self.timeout is not None:
@@ -168,6 +176,8 @@ class Hold:
         if self._used.asynchronous != asynchronous:
             words = "is not asynchronous: write `with`" if asynchronous else "is asynchronous: write `async with`"
             raise OptionError(f"hold: this {'cluster' if self.own_client else 'client'} {words}")
+        if self._active:  # else nobody would let the first workers go
+            raise OptionError("hold: this block has begun already: call `hold` for each block")
         self._runs_in, self._comm = runs_in, None
         self._until = time.monotonic() + (math.inf if self.timeout is None else self.timeout)
 
@@ -192,10 +202,14 @@ class Hold:
         await starting
 
     async def _members(self) -> list[HeldWorker]:
-        """Wait until the workers are there; if the scheduler ends and another one follows, also for that one."""
+        """Wait until the workers are there; if the scheduler ends and another one follows, also for that one.
+
+        If a worker is lost before the block has begun, wait for another one.
+        """
         while True:
             self._comm = comm = await self._connect()
             address, self._around = self.client.scheduler.address, self._held_around()
+            infos = list[HeldWorkerInfo]()
             try:
                 size = {"n_workers": self.n_workers, "resources": self.resources}
                 await comm.write({"op": "hpcgpu_hold", **size, "nested": bool(self._around)})
@@ -204,14 +218,18 @@ class Hold:
                 self._calls = {one["name"]: one["calls"] for one in infos if one["calls"]}
                 ports = await self._ports(infos)
             except CommClosedError:
+                lost = bool(infos) and await _worker_lost(comm)
                 comm.abort()
-                if self._around or not await self._show_while(next_address(address)):
+                if not lost and (self._around or not await self._show_while(next_address(address))):
                     raise
             else:
                 return [member(one, port) for one, port in zip(infos, ports, strict=True)]
 
     async def _ports(self, infos: Sequence[HeldWorkerInfo]) -> list[int]:
-        """Return a free port of each worker; report which do not answer: a call may block them."""
+        """Return a free port of each worker, another one for each worker of a node.
+
+        Report which do not answer: a call may block them.
+        """
         asked = [asyncio.ensure_future(self._port(one["address"], one["host"])) for one in infos]
         answers = asyncio.gather(*asked)
         self._free, self._why = "some have not answered", ""
@@ -223,7 +241,12 @@ class Hold:
                 warn(f"hold: the block waits for workers that do not answer: {self._why}")
                 await answers
                 self._calls = await self.client.scheduler.hpcgpu_calls(workers=[one["address"] for one in infos])
-            return await answers
+            found = dict[tuple[str, int], str]()
+            for one, port in zip(infos, await answers, strict=True):
+                while (one["host"], port) in found:  # the workers have chosen without each other
+                    port = await self._port(one["address"], one["host"])
+                found[one["host"], port] = one["address"]
+            return [port for _, port in found]
         finally:
             answers.cancel()
 
@@ -273,6 +296,7 @@ class Hold:
             waiting.cancel()
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._active = False
         try:
             await self._workers.let_go(error)
         finally:
@@ -392,6 +416,14 @@ def _check_number(name: str, number: object) -> None:
 def _beside(around: Collection[HeldWorker]) -> str:
     """Return how many workers the blocks around a block hold, in words; empty if there are none."""
     return f", beside {len(around)} that this program holds already" if around else ""
+
+
+async def _worker_lost(comm: Any) -> bool:
+    """Whether the scheduler lives and reports the loss of a worker that it has given to this program."""
+    with suppress(OSError):
+        async with asyncio.timeout(_LOST):
+            return "lost" in await comm.read()
+    return False
 
 
 def _read_in_background(comm: Any) -> asyncio.Future[Any]:
