@@ -18,6 +18,7 @@ from dask import config
 from distributed.scheduler import KilledWorker, Scheduler, TaskState, WorkerState
 
 from hpcgpu.dask_scheduler import lost_results
+from hpcgpu.dask_scheduler.time_limits import Silence
 from hpcgpu.runtime.complete_dask_commands import ALLOWED_FAILURES
 
 logger = logging.getLogger("distributed.hpcgpu")
@@ -37,10 +38,12 @@ class LostWorkers:
     scheduler : distributed.Scheduler
         It allows any number of failures: distributed would count each loss at once, and four preempted jobs would fail
         a task.
+    silence : Silence
+        Of its workers.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
+    def __init__(self, scheduler: Scheduler, silence: Silence) -> None:
+        self.scheduler, self._silence = scheduler, silence
         self._lost: dict[str, tuple[float, WorkerState, set[Any]]] = {}
         #: For each task, how many lost workers count against it.
         self._suspicious = Counter[Any]()
@@ -82,7 +85,7 @@ class LostWorkers:
         now = time.time()
         for ws in list(self.scheduler.workers.values()):
             name = str(ws.name)
-            if name in self._ended and now - ws.last_seen > _SILENT_WORKER:
+            if name in self._ended and self._silence.seconds(ws) > _SILENT_WORKER:
                 logger.warning("hpcgpu: no heartbeat from worker %s, and its job has ended: it is removed", ws.address)
                 await self.scheduler.remove_worker(ws.address, stimulus_id=f"hpcgpu-ended-{now}")
                 if name in self._crashed:

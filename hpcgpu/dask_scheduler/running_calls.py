@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import pickletools
-import time
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -22,6 +21,8 @@ from hpcgpu.dask_worker.run_ranked import run_ranked
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, WorkerState
+
+    from hpcgpu.dask_scheduler.time_limits import Silence
 
 
 #: Bytes of a pickled function in which its name is searched.
@@ -38,12 +39,16 @@ class Calls:
     Parameters
     ----------
     scheduler : distributed.Scheduler
+    silence : Silence
+        Of its workers.
     held : callable
         Whether a program holds a worker. That counts as a call.
     """
 
-    def __init__(self, scheduler: Scheduler, held: Callable[[WorkerState], bool] = lambda ws: False) -> None:
-        self.scheduler, self._held = scheduler, held
+    def __init__(
+        self, scheduler: Scheduler, silence: Silence, held: Callable[[WorkerState], bool] = lambda ws: False
+    ) -> None:
+        self.scheduler, self._silence, self._held = scheduler, silence, held
         #: The names of the calls that were passed on to each worker and are not answered yet.
         self._forwarded: dict[str, list[str]] = {}
         self.silent = PeriodicCallback(self.query_silent_workers, _SILENT * 1000)
@@ -67,24 +72,22 @@ class Calls:
         return {str(ws.name): list(self.forwarded(ws)) for ws in known if self.forwarded(ws)}
 
     async def query_silent_workers(self) -> None:
-        """Count a worker as seen if its nanny answers while a call blocks the event loop and so its heartbeats.
+        """End the silence of a worker whose nanny answers while a call blocks the event loop and so its heartbeats.
 
-        Dask would end such a worker, and the call, after ``distributed.scheduler.worker-ttl``. If the process of a
-        worker ends, its connection to the scheduler breaks; the nanny on a node that hangs does not answer.
+        Such a worker would be restarted, and the call lost, after ``distributed.scheduler.worker-ttl``. If the process
+        of a worker ends, its connection to the scheduler breaks; the nanny on a node that hangs does not answer.
         """
-        if not (limit := self.scheduler.worker_ttl):  # the user has switched this timeout off
+        if not (limit := self._silence.limit):  # the user has switched this timeout off
             return
 
         async def query_nanny(ws: WorkerState) -> None:
             with suppress(OSError, TimeoutError):
                 await asyncio.wait_for(self.scheduler.rpc(ws.nanny).identity(), _ANSWER)
-                ws.last_seen = time.time()
+                self._silence.end(ws)
 
-        silent = time.time() - max(limit / 4, _SILENT)
-        workers = self.scheduler.workers.values()
-        await asyncio.gather(
-            *[query_nanny(ws) for ws in workers if ws.nanny and ws.last_seen < silent and self.running(ws)]
-        )
+        least, workers = max(limit / 4, _SILENT), self.scheduler.workers.values()
+        silent = [ws for ws in workers if ws.nanny and self._silence.seconds(ws) > least and self.running(ws)]
+        await asyncio.gather(*map(query_nanny, silent))
 
     async def broadcast(
         self,

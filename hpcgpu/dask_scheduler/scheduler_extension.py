@@ -39,7 +39,7 @@ from hpcgpu.dask_scheduler.rpc_types import (
     WorkerRuns,
 )
 from hpcgpu.dask_scheduler.running_calls import Calls
-from hpcgpu.dask_scheduler.suspended_time import SuspendedTime
+from hpcgpu.dask_scheduler.time_limits import IdleTime, Silence
 from hpcgpu.dask_scheduler.worker_stream import WorkerStream, describe
 from hpcgpu.dask_worker import accept_tasks
 from hpcgpu.fabric.authenticating_listener import HAS_GPU
@@ -57,9 +57,9 @@ _MOVES = 0.2
 _NOTICED = 2.0
 #: Seconds between two checks for workers whose job has ended.
 _REMOVALS = 5.0
-#: Seconds between two checks for calls and GPUs that work. Dask checks for tasks at the same interval.
+#: Seconds between two checks for work.
 _WORK = 0.25
-#: Seconds between two steps by which the silence of a manager is counted.
+#: Seconds between two steps by which the silence of a manager and of workers is counted.
 _STEP = 1.0
 
 
@@ -113,21 +113,24 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._stream = WorkerStream()
         #: The workers by address, including those whose removal is not recorded yet.
         self._states = dict(scheduler.workers)
-        self.lost_workers = LostWorkers(scheduler)
+        self.silence = Silence(scheduler)
+        self.lost_workers = LostWorkers(scheduler, self.silence)
         self._leaving_since: dict[str, float] = {}
         self._sent_workers, self._sent_loads = Sent(), Sent()
         self.holds = Holds(scheduler)
-        self.calls = Calls(scheduler, self.holds.is_held)
+        self.calls = Calls(scheduler, self.silence, self.holds.is_held)
         self.holds.calls = self.calls.forwarded
         self.usage = Usage(scheduler, self.calls)
-        self.suspended = SuspendedTime(scheduler)
+        self.idle_time = IdleTime(scheduler, self.works)
         self.repeated = (
             PeriodicCallback(lambda: tasks_waiting_for_resources.move_waiting(scheduler), _MOVES * 1000),
             PeriodicCallback(self.lost_workers.remove_silent, _REMOVALS * 1000),
-            PeriodicCallback(self.record_work, _WORK * 1000),
+            PeriodicCallback(lambda: self.idle_time.step(_WORK), _WORK * 1000),
             PeriodicCallback(self.holds.assign, _WORK * 1000),
             PeriodicCallback(lambda: self.lease.step(_STEP), _STEP * 1000),
             PeriodicCallback(lambda: self.requests.step(_STEP), _STEP * 1000),
+            PeriodicCallback(lambda: self.silence.step(_STEP), _STEP * 1000),
+            PeriodicCallback(self.silence.restart, _STEP * 1000),
             self.calls.silent,
         )
         scheduler.handlers |= self._handlers()
@@ -248,11 +251,6 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         """Whether a call runs on a worker, a GPU works, or a program waits for workers: Dask counts only tasks."""
         workers = self.scheduler.workers.values()
         return self.holds.waiting() or any(self.calls.running(ws) or self.usage.computes(ws) for ws in workers)
-
-    def record_work(self) -> None:
-        """Restart the time without work, after which `idle_timeout` ends the cluster, if there is such work."""
-        if self.works():
-            self.scheduler.idle_since = None
 
     async def running(self) -> int:
         """Return how many workers accept tasks."""

@@ -35,13 +35,12 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
         self._directory = directory
         self._quiet = contextlib.ExitStack()
         self._quiet.enter_context(silence_logging_cmgr(logging.WARNING))  # as distributed's LocalCluster does
-        arguments: dict[str, Any] = {}
-        if options.cluster.idle_timeout:
-            arguments["idle_timeout"] = f"{options.cluster.idle_timeout:g}s"
+        self._idle_timeout = options.cluster.idle_timeout
+        ours = {"distributed.scheduler.worker-ttl": None, "distributed.scheduler.idle-timeout": None}  # hpcgpu's limits
         self._temporary = contextlib.ExitStack()
         temporary = self._temporary.enter_context(scratch.made(scratch.temporary_directory()))
         dashboard_access.escape_text()
-        with config.set({"temporary-directory": str(temporary)}), dashboard_access.token_required(directory):
+        with config.set({"temporary-directory": str(temporary), **ours}), dashboard_access.token_required(directory):
             super().__init__(
                 protocol=directory.stream,
                 interface=options.worker.interface
@@ -50,13 +49,13 @@ class LocalScheduler(Scheduler):  # type: ignore[misc]
                 security=security,
                 dashboard_address="127.0.0.1:0",
                 allowed_failures=NO_LIMIT,  # hpcgpu counts them
-                **arguments,
             )
 
     async def start_unsafe(self) -> LocalScheduler:
         """Listen, then publish the contact."""
         await super().start_unsafe()
         extension = install(self)
+        extension.idle_time.limit = self._idle_timeout or extension.idle_time.limit
         extension.usage.write_into(self._directory, None)
         extension.datasets = PublishedDatasets(self, self._directory)
         extension.datasets.begin()

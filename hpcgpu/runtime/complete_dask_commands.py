@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 from hpcgpu.batch.base import BatchSystem, OwnJob
 from hpcgpu.batch.cuda_visible_devices import VARIABLE
@@ -28,7 +29,9 @@ from hpcgpu.store.directory import ClusterDirectory
 _SCHEDULER_POOL = "1GB"
 #: The variable with the number of lost workers that a task may have.
 ALLOWED_FAILURES = "HPCGPU_ALLOWED_FAILURES"
-#: What distributed allows instead: see `hpcgpu.dask_scheduler.lost_workers_as_failures`.
+#: The variables with the time after which a silent worker is restarted, and the scheduler ends without work; 0: never.
+WORKER_TTL, IDLE_TIMEOUT = "HPCGPU_WORKER_TTL", "HPCGPU_IDLE_TIMEOUT"
+#: How many distributed allows instead.
 NO_LIMIT = 10**9
 
 
@@ -135,7 +138,7 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     os.environ["HPCGPU_FABRIC"] = json.dumps(
         {"fabric": chosen.why, "network": chosen.network, "interface": chosen.interface or ""}
     )
-    count_lost_workers()
+    take_limits(command)
     os.environ["HPCGPU_LEASE"] = f"{arguments.lease:g}"
     print(f"hpcgpu: {chosen.why}", file=sys.stderr)
     return command
@@ -155,12 +158,26 @@ def host_for_workers(contact: Contact) -> str:
     return contact.workers.split("://", 1)[1].rpartition(":")[0].strip("[]")
 
 
-def count_lost_workers() -> None:
-    """Let hpcgpu count which lost workers are failures of their tasks, and not distributed."""
+def take_limits(command: list[str]) -> None:
+    """Let hpcgpu apply some limits of the scheduler, and not distributed.
+
+    It counts which lost workers are failures of their tasks (`hpcgpu.dask_scheduler.lost_workers_as_failures`), and the
+    times by which workers restart and the scheduler ends (`hpcgpu.dask_scheduler.time_limits`).
+
+    Parameters
+    ----------
+    command : list of str
+        The command of the scheduler. The limit of its own ``--idle-timeout`` is taken, and there is none afterwards.
+    """
     importlib.import_module("distributed")  # its defaults
-    allowed = importlib.import_module("dask.config").get("distributed.scheduler.allowed-failures")
-    os.environ[ALLOWED_FAILURES] = str(allowed)
+    configured = importlib.import_module("dask.config").get
+    os.environ[ALLOWED_FAILURES] = str(configured("distributed.scheduler.allowed-failures"))
     os.environ["DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES"] = str(NO_LIMIT)
+    os.environ[WORKER_TTL] = str(configured("distributed.scheduler.worker-ttl") or 0)
+    os.environ["DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL"] = "None"
+    given = dict(pairwise(command)).get("--idle-timeout")
+    os.environ[IDLE_TIMEOUT] = given or str(configured("distributed.scheduler.idle-timeout") or 0)
+    command += ["--idle-timeout", "0"]  # the last one counts
 
 
 def agreed_interface(

@@ -86,13 +86,12 @@ def _held(name: str, why: str, kind: Kind = Kind.REPLACED, *modules: str) -> Use
 
 
 _CHARGED = "test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_reports_it"
-_SILENT = "test_a_worker_whose_job_has_ended_is_removed_once_it_sends_no_heartbeats"
 _MOVES = "test_stealing_moves_a_task_that_waits_for_resources_when_hpcgpu_asks_for_it"
 _PAUSED = "test_a_task_runs_on_valid_workers_alone_and_waits_while_there_are_none"
 _UNREADABLE = "test_a_graph_that_cannot_be_rebuilt_is_reported_by_the_function_that_hpcgpu_replaces"
 _RESULTS = "test_results_and_broadcasts_go_through_the_handlers_that_hpcgpu_replaces"
 _LOST = "test_a_client_whose_scheduler_closes_waits_until_hpcgpu_reports_why"
-_WORK = "test_calls_are_counted_and_keep_the_scheduler_by_what_hpcgpu_replaces"
+_WORK = "test_calls_are_counted_by_what_hpcgpu_replaces"
 _TLS = "test_both_ends_of_a_tls_connection_have_the_socket_of_hpcgpu"
 _UCX = "test_ucx_connections_are_authenticated_before_distributed_reads"
 _DASHBOARD = "test_scheduler_and_worker_serve_their_dashboards_by_the_class_that_hpcgpu_replaces"
@@ -246,35 +245,6 @@ USES: tuple[Use, ...] = (
         "informs the scheduler of the calls, the GPU and the transfers of a worker, with each heartbeat",
         ("hpcgpu.dask_scheduler.running_calls", "hpcgpu.dask_worker.count_calls", "hpcgpu.dask_worker.worker_preload"),
         _WORK,
-    ),
-    Use(
-        "distributed.scheduler.Scheduler.idle_since",
-        "distributed",
-        Kind.REPLACED,
-        "counts calls and GPUs that work against idle_timeout, and not the time in which the scheduler was suspended",
-        ("hpcgpu.dask_scheduler.scheduler_extension", "hpcgpu.dask_scheduler.suspended_time"),
-        _WORK,
-    ),
-    Use(
-        "distributed.core.Server.periodic_callbacks",
-        "distributed",
-        Kind.REPLACED,
-        "the time in which the scheduler was suspended is no silence of workers and no time without work",
-        ("hpcgpu.dask_scheduler.suspended_time",),
-        "test_a_scheduler_checks_the_time_by_the_callbacks_that_hpcgpu_replaces",
-    ),
-    Use(
-        "distributed.scheduler.WorkerState.last_seen",
-        "distributed",
-        Kind.REPLACED,
-        "removes silent workers whose job has ended, and keeps one whose event loop a call holds, or that a suspended "
-        "scheduler did not hear",
-        (
-            "hpcgpu.dask_scheduler.running_calls",
-            "hpcgpu.dask_scheduler.lost_workers_as_failures",
-            "hpcgpu.dask_scheduler.suspended_time",
-        ),
-        _SILENT,
     ),
     _scheduler("comm.core.Comm.remote_info", "holds what a client reported about itself", _RESULTS),
     Use(

@@ -83,7 +83,7 @@ def kinds() -> dict[str, Callable[[Client, str], object]]:
 @travels
 def ends_when_idle(dask_scheduler: Any) -> None:
     """End the scheduler after 3 s without work. It has no `idle_timeout` while its worker starts."""
-    dask_scheduler.idle_timeout = 3.0
+    dask_scheduler.plugins["hpcgpu"].idle_time.limit = 3.0
 
 
 @travels
@@ -96,7 +96,7 @@ def idle_since(dask_scheduler: Any) -> float | None:
 @travels
 def never_ends_when_idle(dask_scheduler: Any) -> None:
     """Let the scheduler live without work again."""
-    dask_scheduler.idle_timeout = None
+    dask_scheduler.plugins["hpcgpu"].idle_time.limit = 0.0
 
 
 @travels
@@ -108,10 +108,7 @@ def running(dask_scheduler: Any) -> int:
 @travels
 def expects_heartbeats(dask_scheduler: Any) -> None:
     """Let the scheduler restart each worker that was silent for 5 s, instead of 5 min."""
-    check = dask_scheduler.periodic_callbacks["worker-ttl"]
-    dask_scheduler.worker_ttl, check.callback_time = 1.0, 1000.0
-    check.stop()
-    check.start()
+    dask_scheduler.plugins["hpcgpu"].silence.limit = 1.0
 
 
 def test_adapt_ends_no_job_on_which_a_call_runs(queue: LocalQueue, home: Path, until: Until) -> None:

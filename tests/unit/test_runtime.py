@@ -832,7 +832,7 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_reported(
         rmm_pool=False,
         cudf_spill=True,
         lease=600.0,
-        command=["python", "-m", "x"],
+        command=["python", "-m", "x", "--idle-timeout", "3600"],
     )
     command = complete_dask_commands.scheduler_command(arguments, directory, OwnJob(job_id="17", name="demo-scheduler"))  # type: ignore[arg-type]
     assert "ucx,tls" in command or "ucx,tcp" in command
@@ -841,6 +841,11 @@ def test_ucx_that_was_asked_for_and_leaves_infiniband_out_is_reported(
     assert complete_dask_commands.os.environ["HPCGPU_LEASE"] == "600", "then it ends without a manager"
     assert complete_dask_commands.os.environ["HPCGPU_ALLOWED_FAILURES"] == "3", "Dask's default"
     assert int(complete_dask_commands.os.environ["DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES"]) > 1e6
+    assert complete_dask_commands.os.environ["HPCGPU_WORKER_TTL"] == "5 minutes", "Dask's default"
+    assert complete_dask_commands.os.environ["HPCGPU_IDLE_TIMEOUT"] == "3600" and command[-2:] == [
+        "--idle-timeout",
+        "0",
+    ]
     assert complete_dask_commands.os.environ["CUDF_SPILL"] == "on", (
         "it can rebuild what workers with cuDF's spilling send"
     )
