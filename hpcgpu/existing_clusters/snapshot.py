@@ -13,17 +13,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, state_named
-from hpcgpu.batch.reasons import DROPPED, FORGOTTEN, OWN_CANCEL, cancel_of_ours, explain
+from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
 from hpcgpu.dask_scheduler.rpc_types import GPUState, GroupState, SchedulerState
 from hpcgpu.display.job_info import JobInfo
 from hpcgpu.errors import BatchError, OptionError
 from hpcgpu.existing_clusters.between_schedulers import NO_SCHEDULER, Restart, between_schedulers
+from hpcgpu.existing_clusters.describe_jobs import as_the_journal_records, described
 from hpcgpu.existing_clusters.lookup import batch_of, locate, system_of
 from hpcgpu.existing_clusters.query_jobs import ended_by_itself, query_with_accounting, submitted
 from hpcgpu.existing_clusters.unsubmitted_jobs import unfinished
 from hpcgpu.polling.poll_interval import POLL_INTERVAL, Cadence
-from hpcgpu.polling.queue_monitor import GRACE
 from hpcgpu.posix.threads import run
 from hpcgpu.runtime import dashboard_access
 from hpcgpu.runtime.scheduler_connection import answer_of, unreachable
@@ -32,7 +31,7 @@ from hpcgpu.scaling.scheduler_restarts import STANDBY
 from hpcgpu.store import saved_options
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
-from hpcgpu.store.journal import End, Submit
+from hpcgpu.store.journal import Submit
 from hpcgpu.store.present_scheduler import present_scheduler
 
 #: Most ended jobs that are shown: the last ones.
@@ -363,7 +362,7 @@ class Observer:
         waits = {group["name"]: group["usual_wait"] for group in groups}
         kept, logs = _kept(self.directory), saved_options.logs(self.directory)
         found = [
-            _ended(submit, submit.how, logs / batch.log_name(submit.name, submit.job_id or ""))
+            replace(described(submit, None, now=now), log=logs / batch.log_name(submit.name, submit.job_id or ""))
             for submit in self._past[-_PAST:]
             if submit.how is not None
         ]
@@ -371,15 +370,9 @@ class Observer:
         follow = ids[ids.index(present) + 1 :] if present in ids else []  # the present one, if they are schedulers
         for job_id, submit in self._submits.items():
             log, workers = logs / batch.log_name(submit.name, job_id), connected[submit.name]
-            job = _info(
-                submit,
-                job_id,
-                self._statuses.get(job_id),
-                workers,
-                answer is not None and job_id == present,
-                log,
-                now=now,
-            )
+            proven = workers > 0 or (submit.kind == "scheduler" and answer is not None and job_id == present)
+            job = described(submit, self._statuses.get(job_id), proven=proven, now=now)
+            job = replace(job, id=job_id, workers=workers, log=log)
             if job.kind == "scheduler" and job.state == JobState.RUNNING.value and job_id in follow:
                 job = replace(job, reason=job.reason or STANDBY)
             usual = waits.get(job.group) if job.state == JobState.PENDING.value else None
@@ -388,7 +381,9 @@ class Observer:
             found = [replace(job, gpus=kept.gpus(job.kind, job.group) or 0) for job in found]
         submits = {submit.name: submit for submit in self.directory.submits()}  # the journal may be newer than the poll
         closed = self.directory.ended_at()
-        return sorted((_whose(job, submits.get(job.name), closed) for job in found), key=lambda job: job.submitted)
+        return sorted(
+            (as_the_journal_records(job, submits.get(job.name), closed) for job in found), key=lambda job: job.submitted
+        )
 
 
 def _waits_for_scheduler(job: JobInfo, restart: Restart) -> JobInfo:
@@ -416,71 +411,6 @@ def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, prob
     if (scheduler is not None and JobState(scheduler.state).ended) or (forgotten and ended_by_itself(directory)):
         return "ended"
     return "unreachable" if problem else "ended" if scheduler is None else "waiting"
-
-
-def _info(  # noqa: PLR0913  # what is known of one job, from four places
-    submit: Submit, job_id: str, status: JobStatus | None, connected: int, answers: bool, log: Path, *, now: float
-) -> JobInfo:
-    """Describe a job. If a process of it is connected, the job runs, whatever the queue reported before."""
-    proven = connected > 0 or (submit.kind == "scheduler" and answers)
-    if proven and (status is None or status.state in (JobState.PENDING, JobState.UNKNOWN)):
-        state, reason = JobState.RUNNING, ""
-    elif status is None:
-        state, reason = JobState.UNKNOWN, "the queue does not know it"
-        if now - submit.time > GRACE:
-            reason += f": it has ended, or {DROPPED}"
-    else:
-        quiet = status.state is JobState.RUNNING and not status.halted
-        state, reason = status.state, "" if quiet else explain(status, kind=submit.kind)
-    began, ends = (status.start, status.end) if status is not None else (None, None)
-    return JobInfo(
-        id=job_id,
-        kind=submit.kind,
-        name=submit.name,
-        state=state.value,
-        reason=reason,
-        waited=max(0.0, (began or now) - submit.time),
-        node=status.node if status is not None else "",
-        workers=connected,
-        log=log,
-        group=submit.group if submit.kind == "worker" else "",
-        submitted=submit.time,
-        started=began,
-        ended=ends if state.ended else None,
-        expected_start=status.expected_start if status is not None and state is JobState.PENDING else None,
-        time_left=max(0.0, ends - now) if state is JobState.RUNNING and ends is not None else None,
-    )
-
-
-def _ended(submit: Submit, how: End, log: Path) -> JobInfo:
-    """Describe an ended job from the journal."""
-    state, job_id = state_named(how.state), submit.job_id or ""
-    status = JobStatus(job_id=job_id, state=state, start=how.start, end=how.end)
-    job = _info(submit, job_id, status, 0, False, log, now=how.end or submit.time)
-    return replace(job, reason=FORGOTTEN, ended=how.end) if state is JobState.UNKNOWN else job
-
-
-def _whose(job: JobInfo, submit: Submit | None, closed: float | None) -> JobInfo:
-    """Mark a job as cancelled by hpcgpu if the journal records that, whatever the queue reports.
-
-    Parameters
-    ----------
-    job : JobInfo
-    submit : Submit or None
-        The job's record in the journal.
-    closed : float or None
-        When the cluster was closed or stopped, epoch seconds. The clocks of the queue and of this machine may differ.
-    """
-    state, decided = JobState(job.state), submit is not None and submit.unwanted
-    if submit is not None and submit.before_close:
-        closed = None
-    if cancel_of_ours(state, decided=decided, ended=job.ended, closed=closed):
-        return replace(job, state=JobState.CANCELLED.value, reason=OWN_CANCEL)
-    # a job with workers moves their data first; the cancel of a pending job may come too late
-    ends = not job.workers and (state in (JobState.RUNNING, JobState.COMPLETING) and (decided or closed is not None))
-    if ends or (state is JobState.PENDING and closed is not None):
-        return replace(job, state=JobState.COMPLETING.value, reason=OWN_CANCEL, time_left=None, expected_start=None)
-    return job
 
 
 def _kept(directory: ClusterDirectory) -> saved_options.Saved | None:

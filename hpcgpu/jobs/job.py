@@ -12,6 +12,7 @@ from pathlib import Path
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.batch.reasons import OWN_CANCEL, cancel_of_ours, explain
 from hpcgpu.display.job_info import JobInfo
+from hpcgpu.existing_clusters.describe_jobs import job_info
 from hpcgpu.jobs.job_phases import Active, Draining, Ended, Phase, Planned, Queued, Running, Submitting, Work
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.polling.queue_monitor import View
@@ -305,24 +306,22 @@ class Job:
             state, reason = JobState.CANCELLED, OWN_CANCEL
         else:
             reason = explain(status, kind=self.kind)
-        return JobInfo(
+        return job_info(
+            status,
+            state,
             id=self.job_id or "",
             kind=self.kind,
             name=self.name,
-            state=state.value,
+            group=self.group_name,
             reason=reason,
-            waited=max(0.0, (self._began(state) or now) - self.submitted),
-            node=status.node,
+            submitted=self.submitted,
+            began=self._began(state),
+            ended=self.phase.at if isinstance(self.phase, Ended) else None,
             workers=len(self.workers),
             log=self.log,
-            group=self.group_name,
             gpus=self.gpus,
-            submitted=self.submitted,
-            started=self._began(state),
-            ended=self.phase.at if isinstance(self.phase, Ended) else None,
-            expected_start=status.expected_start,
             usual_wait=self.usual_wait if state is JobState.PENDING else None,
-            time_left=max(0.0, status.end - now) if state is JobState.RUNNING and status.end is not None else None,
+            now=now,
         )
 
     @property

@@ -11,14 +11,12 @@ import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from dask.utils import format_bytes
 
 from hpcgpu.batch.base import JobState, JobStatus
-from hpcgpu.batch.reasons import FORGOTTEN
 from hpcgpu.display.counts_and_durations import MANY, counted, duration
 from hpcgpu.display.html_tables import facts, table
 from hpcgpu.display.job_info import JobInfo
@@ -26,6 +24,7 @@ from hpcgpu.display.job_summary import examples, summary
 from hpcgpu.display.text_columns import aligned, below, columns
 from hpcgpu.errors import BatchError, OptionError
 from hpcgpu.existing_clusters.between_schedulers import between_schedulers
+from hpcgpu.existing_clusters.describe_jobs import described
 from hpcgpu.existing_clusters.lookup import batch_of, system_of
 from hpcgpu.existing_clusters.query_jobs import jobs_without_end
 from hpcgpu.posix.printable import printable
@@ -247,7 +246,9 @@ def report(directory: ClusterDirectory) -> Report:
         served = {left: None, **{job.id: next(iter(job.firsts), None) for job in kept.jobs.values()}}
         gaps = without_scheduler(schedulers, served, now=now, closed=closed)
     jobs = [billed(submit, gpus, gaps) for submit, gpus in counted_jobs]
-    restart = between_schedulers(directory, [_info(job) for job in jobs], now=now)
+    shown = [described(submit, statuses.get(submit.job_id or ""), now=now) for submit, _ in counted_jobs]
+    shown = [_with_usage(job, billed_job) for job, billed_job in zip(shown, jobs, strict=True)]
+    restart = between_schedulers(directory, shown, now=now)
     return Report(
         name=directory.path.name,
         system=system_of(directory),
@@ -261,24 +262,9 @@ def report(directory: ClusterDirectory) -> Report:
     )
 
 
-def _info(job: JobBill) -> JobInfo:
-    """Return a job of a cluster without a scheduler, as other commands show it."""
-    return JobInfo(
-        id=job.id,
-        kind=job.kind,
-        name=job.name,
-        state=job.state if job.state not in ("ended", "unknown") else JobState.UNKNOWN.value,
-        reason=FORGOTTEN if job.state == "ended" else job.reason,
-        waited=job.waited or 0.0,
-        node="",
-        workers=0,
-        log=Path(),
-        group=job.group,
-        gpus=job.gpus or 0,
-        submitted=job.submitted,
-        started=job.started,
-        ended=job.ended,
-    )
+def _with_usage(job: JobInfo, used: JobBill) -> JobInfo:
+    """Return a job with the times that its workers showed, where the queue has forgotten them."""
+    return replace(job, started=used.started, ended=used.ended, gpus=used.gpus or 0)
 
 
 def _by_hand(submits: Iterable[Submit], kept: Mapping[str, JobUsage]) -> list[tuple[Submit, int]]:

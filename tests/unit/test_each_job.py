@@ -599,6 +599,19 @@ async def test_a_job_whose_cancel_got_no_answer_has_failed_unless_the_cancel_end
     assert sum(f"({name}) {end.value}" in text for text in site.warned) == failures
 
 
+async def test_no_start_is_expected_of_a_pending_job_that_was_cancelled(tmp_path: Path) -> None:
+    site = await waiting(tmp_path)
+    job_id = site.scheduler.job_id
+    assert job_id is not None
+    site.queue.jobs[job_id] = replace(site.queue.jobs[job_id], expected_start=site.now + 60)
+    await site.state.poll()
+    assert site.scheduler.info(now=site.now).expected_start == site.now + 60
+    site.state.dispatcher.will_cancel([site.scheduler.name])
+    await site.state.dispatcher.cancel([job_id])
+    shown = site.scheduler.info(now=site.now)
+    assert (shown.state, shown.expected_start) == ("completing", None)
+
+
 async def test_the_time_of_a_job_that_was_cancelled_is_not_counted_although_the_queue_still_lists_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,28 +12,25 @@ from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.dask_scheduler.rpc_types import GPUState, GroupState
 from hpcgpu.display.job_info import JobInfo
 from hpcgpu.existing_clusters import query_jobs, snapshot
+from hpcgpu.existing_clusters.describe_jobs import as_the_journal_records, described
 from hpcgpu.store import create_directory
 from hpcgpu.store.journal import Submit
 
 
 @pytest.mark.parametrize(
-    ("kind", "queue", "workers", "answers", "state"),
+    ("queue", "proven", "state"),
     [
-        ("worker", JobState.PENDING, ["demo-0"], True, "running"),
-        ("worker", None, ["demo-0"], True, "running"),
-        ("worker", JobState.PENDING, [], True, "pending"),
-        ("worker", None, [], True, "unknown"),
-        ("worker", JobState.CANCELLED, ["demo-0"], True, "cancelled"),
-        ("scheduler", JobState.PENDING, [], True, "running"),
-        ("scheduler", JobState.PENDING, [], False, "pending"),
+        (JobState.PENDING, True, "running"),
+        (None, True, "running"),
+        (JobState.PENDING, False, "pending"),
+        (None, False, "unknown"),
+        (JobState.CANCELLED, True, "cancelled"),
     ],
 )
-def test_a_process_that_is_connected_proves_that_its_job_runs(
-    kind: str, queue: JobState | None, workers: list[str], answers: bool, state: str
-) -> None:
-    submit = Submit(kind=kind, name="demo-scheduler" if kind == "scheduler" else "demo-0", time=0.0, job_id="7")
+def test_a_process_that_is_connected_proves_that_its_job_runs(queue: JobState | None, proven: bool, state: str) -> None:
+    submit = Submit(kind="worker", name="demo-0", time=0.0, job_id="7")
     known = JobStatus(job_id="7", state=queue, name=submit.name) if queue is not None else None
-    job = snapshot._info(submit, "7", known, len(workers), answers, Path("log"), now=100.0)
+    job = described(submit, known, proven=proven, now=100.0)
     assert job.state == state and (job.reason == "") is (state == "running")
 
 
@@ -41,14 +38,14 @@ def test_a_running_job_has_a_reason_only_if_it_may_do_nothing() -> None:
     submit = Submit(kind="scheduler", name="demo-scheduler", time=0.0, job_id="7")
     usual = JobStatus(job_id="7", state=JobState.RUNNING, name=submit.name, reason="Job run at Sat")
     lost = replace(usual, out_of_reach=True, reason="no contact since 14:00")
-    shown = [snapshot._info(submit, "7", known, 0, False, Path("log"), now=100.0) for known in (usual, lost)]
+    shown = [described(submit, known, now=100.0) for known in (usual, lost)]
     assert [job.state for job in shown] == ["running", "running"] and shown[0].reason == ""
     assert shown[1].reason.startswith("the batch system has lost contact with its node: wait until the node is back")
 
 
 def test_a_job_that_the_queue_does_not_show_a_minute_after_its_submit_may_have_been_dropped() -> None:
     submit = Submit(kind="worker", name="demo-0", time=0.0, job_id="7")
-    early, late = (snapshot._info(submit, "7", None, 0, True, Path("log"), now=now) for now in (10.0, 100.0))
+    early, late = (described(submit, None, now=now) for now in (10.0, 100.0))
     assert early.reason == "the queue does not know it"
     assert "it has ended, or a queue that passes jobs on dropped it" in late.reason
 
@@ -70,7 +67,7 @@ def test_a_cluster_whose_scheduler_job_has_ended_has_ended_whatever_it_left(
     directory = create_directory.claim(tmp_path / "demo", lambda earlier: [], system="slurm")
     submit = Submit(kind="scheduler", name="demo-scheduler", time=0.0, job_id="7")
     known = JobStatus(job_id="7", state=queue, name=submit.name)
-    job = snapshot._info(submit, "7", known, 0, False, Path("log"), now=100.0)
+    job = described(submit, known, now=100.0)
     assert snapshot._state(directory, [job], False, problem) == state
 
 
@@ -108,9 +105,9 @@ def test_a_snapshot_counts_gpus_and_gpu_hours_and_names_the_job_of_each_gpu() ->
 def test_the_start_that_the_queue_expects_is_not_taken_for_a_start() -> None:
     submit = Submit(kind="worker", name="demo-0", time=10.0, job_id="7")
     known = JobStatus(job_id="7", state=JobState.PENDING, name="demo-0", start=500.0, end=900.0, expected_start=500.0)
-    waits = snapshot._info(submit, "7", known, 0, True, Path("log"), now=100.0)
+    waits = described(submit, known, now=100.0)
     assert (waits.expected_start, waits.started, waits.ended, waits.time_left) == (500.0, None, None, None)
-    connected = snapshot._info(submit, "7", known, 1, True, Path("log"), now=100.0)
+    connected = described(submit, known, proven=True, now=100.0)
     assert (connected.state, connected.expected_start, connected.started) == ("running", None, None)
 
 
@@ -151,7 +148,7 @@ def test_a_cancel_of_our_own_is_not_blamed_on_others(
         ended=ended,
     )  # fmt: skip
     submit = Submit(kind="worker", name=name, unwanted=name == "demo-0", before_close=name == "demo-2")
-    shown = snapshot._whose(job, submit, over)
+    shown = as_the_journal_records(job, submit, over)
     assert (shown.state, shown.reason) == (("cancelled", "hpcgpu cancelled it") if ours else (state, "others"))
 
 
@@ -172,7 +169,7 @@ def test_a_job_that_hpcgpu_ends_is_not_shown_as_running_until_the_next_poll(
     state: str, workers: int, decided: bool, over: float | None, shown: str
 ) -> None:
     job = _job("demo-0", state=state, workers=workers, reason="others", time_left=60.0)
-    now = snapshot._whose(job, Submit(kind="worker", name="demo-0", unwanted=decided), over)
+    now = as_the_journal_records(job, Submit(kind="worker", name="demo-0", unwanted=decided), over)
     assert now.state == shown and (now.reason == "hpcgpu cancelled it") is (shown == "completing")
 
 
