@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
-from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
+from hpcgpu.batch.base import BatchSystem, JobStatus
 from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.errors import BatchError, ClusterExists, Damaged, OtherQueue
 from hpcgpu.posix.printable import printable
@@ -93,11 +92,11 @@ def note_ends(
         The status of cancelled jobs before the cancel: their end is known even if the queue forgets it at once.
     """
     with suppress(BatchError, OSError):
-        found = {i: replace(one, state=JobState.CANCELLED, end=time.time()) for i, one in (cancelled or {}).items()}
-        found |= {job_id: status for job_id, status in jobs_without_end(directory, batch).items() if status.state.ended}
-        if found:
-            how = {one.name: End(state=one.state.value, start=one.start, end=one.end) for one in found.values()}
-            directory.ended({one.name: job_id for job_id, one in found.items()}, how)
+        over = [status for status in jobs_without_end(directory, batch).values() if status.state.ended]
+        how = {one.name: End.of(one, gone=time.time(), cancelled=True) for one in (cancelled or {}).values()}
+        how |= {one.name: End.of(one) for one in over}
+        if how:
+            directory.ended({one.name: one.job_id for one in [*(cancelled or {}).values(), *over]}, how)
 
 
 def submitted(directory: ClusterDirectory, batch: BatchSystem) -> dict[str, Submit]:

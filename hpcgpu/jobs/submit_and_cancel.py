@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.batch.base import After, BatchSystem, JobState
+from hpcgpu.batch.base import After, BatchSystem
 from hpcgpu.display.counts_and_durations import MANY, listed
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Damaged, NameLost, SubmitRefused, Superseded
 from hpcgpu.options.shared_options_and_defaults import Options, WorkerOptions
@@ -309,11 +309,8 @@ class Dispatcher:
         view = self.monitor.views.get(job_id)
         if view is None or not (view.status.state.ended or view.missing_since is not None):
             return None
-        state = view.status.state
-        if view.missing_since is not None:
-            ours = self.cancelled(job_id) and not self.cancels[job_id].forgotten
-            state = JobState.CANCELLED if ours else JobState.UNKNOWN
-        return End(state=state.value, start=view.status.start, end=view.missing_since or view.status.end)
+        cancelled = self.cancelled(job_id) and not self.cancels[job_id].forgotten
+        return End.of(view.status, gone=view.missing_since, cancelled=cancelled)
 
     def _note(self, write: Callable[..., None], *arguments: Any) -> None:
         """Write into the cluster directory; a full disk is only reported.

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus, OwnJob, state_named
 from hpcgpu.display.counts_and_durations import duration
@@ -178,7 +179,8 @@ class _Standby:
 def record_failure(directory: ClusterDirectory, own: OwnJob) -> None:
     """Write into the journal that this scheduler job ends before it has a scheduler: nobody waits for it any more."""
     with suppress(OSError):
-        directory.ended({own.name: own.job_id}, {own.name: End(state=JobState.FAILED.value, end=time.time())})
+        how = JobStatus(job_id=own.job_id, state=JobState.FAILED, end=time.time())
+        directory.ended({own.name: own.job_id}, {own.name: End.of(how)})
 
 
 def _mine(schedulers: Sequence[Submit], own: OwnJob) -> Submit | None:
@@ -246,8 +248,7 @@ class _Present:
     def _in_journal(self) -> JobState | None:
         if self.contact is not None and proves_life(identify(self.contact, self._directory), self.contact):
             return None  # the queue was wrong, or it is just ending
-        state = state_named(self.submit.how.state) if self.submit.how is not None else JobState.UNKNOWN
-        return state if state.ended else JobState.FAILED
+        return _state(self.submit.how or End())
 
     def _record(self, status: JobStatus | None) -> JobState:
         """Write its end into the journal: it ends at its start if the batch system runs it again. Return how it ended.
@@ -257,12 +258,18 @@ class _Present:
         status : JobStatus or None
             What the queue reports; None if it does not answer.
         """
-        state, start, end = JobState.UNKNOWN, None, time.time()
+        now, job_id = time.time(), self.submit.job_id
         if status is None or status.forgotten:  # it only counts as ended
             with suppress(BatchError):
-                self._batch.cancel([self.submit.job_id] if self.submit.job_id is not None else [])
+                self._batch.cancel([job_id] if job_id is not None else [])
+            how = End.of(status or JobStatus(job_id=job_id or "", state=JobState.UNKNOWN), gone=now)
         else:
-            state, start, end = status.state, status.start, status.end or end
-        how = End(state=state.value, start=start, end=end)
-        self._directory.ended({self.submit.name: self.submit.job_id}, {self.submit.name: how})
-        return state if state.ended else JobState.FAILED
+            how = End.of(replace(status, end=status.end or now))
+        self._directory.ended({self.submit.name: job_id}, {self.submit.name: how})
+        return _state(how)
+
+
+def _state(how: End) -> JobState:
+    """Return how a scheduler job has ended; a job with an unknown end has failed."""
+    state = state_named(how.state)
+    return state if state.ended else JobState.FAILED

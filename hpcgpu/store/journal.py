@@ -14,8 +14,9 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
+from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.errors import Damaged
 from hpcgpu.posix import checked_files, json_records
 from hpcgpu.store.atomic_files import Files
@@ -39,6 +40,24 @@ class End:
     state: str = ""
     start: float | None = None
     end: float | None = None
+
+    @classmethod
+    def of(cls, status: JobStatus, *, gone: float | None = None, cancelled: bool = False) -> Self:
+        """Return how a job ended.
+
+        Parameters
+        ----------
+        status : JobStatus
+            The queue's last report of the job.
+        gone : float or None, optional
+            When the queue no longer showed the job, epoch seconds; None if the report is that of its end.
+        cancelled : bool, default False
+            Whether such a job is gone because hpcgpu cancelled it. Otherwise it is unknown how it ended.
+        """
+        if gone is None:
+            return cls(state=status.state.value, start=status.start, end=status.end)
+        state = JobState.CANCELLED if cancelled else JobState.UNKNOWN
+        return cls(state=state.value, start=status.start, end=gone)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,7 @@ from hpcgpu.scripts.bundle import make
 from hpcgpu.store import certificates_and_keys, create_directory
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.journal import End
 from tests.helpers import Clock
 
 
@@ -102,6 +103,18 @@ def test_a_client_of_an_address_takes_only_the_credentials_of_the_cluster_that_h
     with dask.config.set({"hpcgpu.cluster-directory": str(directory.path.parent)}):
         assert connect.security_for({"address": "tls://a:1"}) is not None
         assert connect.security_for({"address": "tls://a:2"}) is None, "another cluster, or none of ours"
+
+
+def test_the_end_of_a_suspended_job_that_is_stopped_is_recorded(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue: Any = Queue(forgets=set())
+    there = [JobStatus(job_id="7", name="demo-0", state=JobState.RUNNING, suspended=True, start=100.0)]
+    queue.poll = lambda ids: {job.job_id: job for job in there}
+    queue.cancel = lambda ids: there.clear()  # and the queue forgets it at once
+    monkeypatch.setattr(time, "time", lambda: 500.0)
+    assert stop(directory, queue, sleep=lambda seconds: None) == []
+    assert directory.submits()[0].how == End(state="cancelled", start=100.0, end=500.0)
 
 
 def test_one_answer_that_leaves_a_job_out_is_not_believed(directory: ClusterDirectory) -> None:
