@@ -12,15 +12,12 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hpcgpu.batch import batch_system, system_registry
-from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
-from hpcgpu.batch.reasons import why_it_stays
+from hpcgpu.batch.base import BatchSystem, JobStatus
 from hpcgpu.errors import BatchError
 from hpcgpu.existing_clusters.lookup import Found
+from hpcgpu.existing_clusters.stop import cancel_until_gone
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.removed_directory import missing
-
-#: Seconds after which a job that is still there is cancelled again.
-_CANCEL_AGAIN = 10.0
 
 
 def strays(known: Collection[Found], silent: Callable[[str], None] = lambda problem: None) -> list[Found]:
@@ -76,15 +73,10 @@ def end(
     BatchUnavailable
         The queue does not answer.
     """
-    ids = [job.job_id for job in cluster.jobs]
     names = {job.job_id: job.name for job in cluster.jobs}
-    deadline, again = time.monotonic() + timeout, 0.0
-    while True:
-        left = [job for job in batch.poll(ids).values() if not job.state.ended and job.name == names[job.job_id]]
-        now = time.monotonic()
-        if now > deadline or all(map(why_it_stays, left)):
-            return [job for job in left if job.state is not JobState.COMPLETING or why_it_stays(job)]
-        if now >= again:
-            batch.cancel([job.job_id for job in left])
-            again = now + _CANCEL_AGAIN
-        sleep(1.0)
+
+    def jobs() -> list[JobStatus]:
+        there = batch.poll(list(names)).values()
+        return [job for job in there if not job.state.ended and job.name == names[job.job_id]]
+
+    return cancel_until_gone(jobs, batch, timeout=timeout, sleep=sleep)

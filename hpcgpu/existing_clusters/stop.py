@@ -15,7 +15,7 @@ from hpcgpu.existing_clusters.query_jobs import check_queue, live_jobs, note_end
 from hpcgpu.polling.queue_monitor import presumed_ended
 from hpcgpu.store.directory import ClusterDirectory
 
-#: Seconds after which `stop` cancels a remaining job again.
+#: Seconds after which a remaining job is cancelled again.
 _CANCEL_AGAIN = 10.0
 
 
@@ -36,32 +36,64 @@ def stop(
         The queue does not answer, or is not that of the cluster: the state of the jobs is not known.
     """
     check_queue(directory, batch)
-    deadline = time.monotonic() + timeout
     directory.remove_secrets()
     with suppress(OSError):  # on a full disk the jobs are nevertheless cancelled
         if not directory.closing:
             directory.begin_close()
-    empty, stuck, again, seen = 0, 0, dict[str, float](), dict[str, JobStatus]()
+    seen = dict[str, JobStatus]()
+
+    def jobs() -> list[JobStatus]:
+        there = live_jobs(directory, batch)
+        seen.update({job.job_id: job for job in there})
+        return there
+
+    def more() -> bool:
+        return submitting(directory, now=time.time())
+
+    left = cancel_until_gone(jobs, batch, more, timeout=timeout, sleep=sleep)
+    if not left and not more():
+        note_ends(directory, batch, seen)
+        directory.close()
+    return left
+
+
+def cancel_until_gone(
+    jobs: Callable[[], list[JobStatus]],
+    batch: BatchSystem,
+    more: Callable[[], bool] = lambda: False,
+    *,
+    timeout: float,
+    sleep: Callable[[float], None],
+) -> list[JobStatus]:
+    """Cancel jobs until the queue has none of them; return those that are left after the timeout.
+
+    Jobs that only have an epilog left do not count. One answer of the queue without a job does not count either.
+
+    Parameters
+    ----------
+    jobs : callable
+        Returns the jobs that have not ended, as the queue reports.
+    batch : BatchSystem
+    more : callable, optional
+        Whether a submit that is under way may bring another job.
+    timeout : float
+    sleep : callable
+    """
+    deadline, empty, stuck, again = time.monotonic() + timeout, 0, 0, dict[str, float]()
     while True:
-        jobs = live_jobs(directory, batch)
-        seen |= {job.job_id: job for job in jobs}
-        empty = 0 if jobs else empty + 1
-        if presumed_ended(missing=0.0, answers=empty, cancelled=True) and not submitting(directory, now=time.time()):
-            note_ends(directory, batch, seen)
-            directory.close()
+        there = jobs()
+        empty = 0 if there else empty + 1
+        if presumed_ended(missing=0.0, answers=empty, cancelled=True) and not more():
             return []
-        # one answer may leave out a job, and a submit that is under way brings another
-        stuck = stuck + 1 if jobs and all(map(why_it_stays, jobs)) else 0
-        if time.monotonic() > deadline or (stuck > 1 and not submitting(directory, now=time.time())):
+        stuck = stuck + 1 if there and all(map(why_it_stays, there)) else 0
+        late = time.monotonic() > deadline and (there or more())
+        if late or (stuck > 1 and not more()):
             # an epilog may take minutes, but the job cannot continue
-            left = [job for job in jobs if job.state is not JobState.COMPLETING or why_it_stays(job)]
-            if jobs and not left and not submitting(directory, now=time.time()):
-                directory.close()
-            return left
+            return [job for job in there if job.state is not JobState.COMPLETING or why_it_stays(job)]
         now = time.monotonic()
-        if any(now >= again.get(job.job_id, now) for job in jobs):
-            batch.cancel([job.job_id for job in jobs])
-            again = {job.job_id: now + _CANCEL_AGAIN for job in jobs}
+        if any(now >= again.get(job.job_id, now) for job in there):
+            batch.cancel([job.job_id for job in there])
+            again = {job.job_id: now + _CANCEL_AGAIN for job in there}
         sleep(1.0)
 
 

@@ -252,6 +252,16 @@ def test_a_job_that_got_an_old_id_is_not_cancelled_with_a_cluster_without_a_dire
     assert set(there) == {"7"}
 
 
+def test_one_answer_without_the_jobs_of_a_cluster_without_a_directory_is_not_believed(tmp_path: Path) -> None:
+    there = {"7": JobStatus(job_id="7", name="gone-0", state=JobState.RUNNING)}
+    answers = iter([{}])
+    queue: Any = SimpleNamespace(
+        poll=lambda ids: next(answers, dict(there)), cancel=lambda ids: [there.pop(i) for i in ids]
+    )
+    cluster = without_directory(tmp_path, there["7"])
+    assert jobs_without_directory.end(cluster, queue, sleep=lambda seconds: None) == [] and not there
+
+
 def test_a_cluster_whose_directory_was_renamed_is_not_listed_as_one_without_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
