@@ -18,7 +18,7 @@ from hpcgpu.batch.estimate import Estimate
 from hpcgpu.checks.queue_limits import Finding, refusals
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.display.counts_and_durations import counted, duration
-from hpcgpu.display.html_tables import paragraphs, table
+from hpcgpu.display.html import html
 from hpcgpu.display.text_columns import columns
 from hpcgpu.errors import BatchError
 from hpcgpu.notify import Callbacks
@@ -100,7 +100,8 @@ class Plan:
         return "\n".join([columns(_COLUMNS, self._rows(), width), "", *sentences])
 
     def _repr_html_(self) -> str:
-        return table(_COLUMNS, self._rows()) + paragraphs(self._sentences())
+        template = "{{ table(columns, rows) }}{{ paragraphs(sentences) }}"
+        return html(template, columns=_COLUMNS, rows=self._rows(), sentences=self._sentences())
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [

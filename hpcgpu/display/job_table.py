@@ -6,13 +6,14 @@ import textwrap
 from collections.abc import Iterable
 
 from hpcgpu.display.counts_and_durations import MANY, duration
-from hpcgpu.display.html_tables import paragraphs, table
+from hpcgpu.display.html import html
 from hpcgpu.display.job_info import JobInfo
 from hpcgpu.display.job_summary import examples, summary
 from hpcgpu.display.text_columns import aligned, below, columns
 from hpcgpu.posix.printable import printable
 
 _COLUMNS = ("id", "kind", "name", "state", "waited", "node", "workers", "reason")
+_HTML = "{{ paragraphs(about) }}{{ table(columns, rows) }}{{ paragraphs(notes) }}"
 
 
 #: How a program shows all jobs of a long table.
@@ -87,7 +88,8 @@ class JobTable(list[JobInfo]):
     def _repr_html_(self) -> str:
         rows = self._shown(False)
         about = self._summary(len(rows), _HOW).splitlines()
-        return paragraphs(about) + table(_COLUMNS, rows) + paragraphs(filter(None, [self._note()]))
+        notes = [*filter(None, [self._note()])]
+        return html(_HTML, about=about, columns=_COLUMNS, rows=rows, notes=notes)
 
 
 def _fitted(rows: list[tuple[str, ...]], width: int) -> str:

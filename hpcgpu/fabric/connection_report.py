@@ -14,7 +14,7 @@ from typing import Any
 
 from distributed.core import clean_exception
 
-from hpcgpu.display.html_tables import facts, table
+from hpcgpu.display.html import html
 from hpcgpu.display.text_columns import columns
 from hpcgpu.fabric import measure_links
 
@@ -128,7 +128,8 @@ class Fabric:
         return "\n".join([*lines, *([columns(_COLUMNS, self._rows())] if self.links else [])])
 
     def _repr_html_(self) -> str:
-        return facts(self._facts()) + table(_COLUMNS, self._rows())
+        template = "{{ facts(named) }}{{ table(columns, rows) }}"
+        return html(template, named=self._facts(), columns=_COLUMNS, rows=self._rows())
 
 
 @dataclass(frozen=True)

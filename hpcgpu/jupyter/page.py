@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import html
 import mimetypes
 from pathlib import Path
-from string import Template
 
 from jupyter_server.base.handlers import JupyterHandler
 from tornado import web
 
+from hpcgpu.display.html import html
 from hpcgpu.jupyter.base_handler import RESOURCE, logged_in
 
 #: The page loads only its own scripts and styles, nothing from other hosts, and has no inline scripts.
@@ -38,8 +37,7 @@ class Page(JupyterHandler):  # type: ignore[misc]
             return
         self.xsrf_token  # noqa: B018  # sets the cookie, which the page's requests bring
         base = self.base_url.rstrip("/") + "/"
-        values = {"base": base, "here": f"{base}hpcgpu/"}
-        text = Template(_PAGE.read_text()).substitute({key: html.escape(value) for key, value in values.items()})
+        text = html(_PAGE.read_text(), base=base, here=f"{base}hpcgpu/")
         self.set_header("Content-Type", "text/html; charset=utf-8")
         self.set_header("Cache-Control", "no-store")
         self.finish(text)

@@ -6,7 +6,6 @@ report. `hpcgpu.report.bill` joins them.
 
 from __future__ import annotations
 
-import html
 import textwrap
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from dask.utils import format_bytes
 
 from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.display.counts_and_durations import MANY, counted, duration
-from hpcgpu.display.html_tables import facts, table
+from hpcgpu.display.html import html
 from hpcgpu.display.job_info import JobInfo
 from hpcgpu.display.job_summary import examples, summary
 from hpcgpu.display.text_columns import aligned, below, columns
@@ -45,6 +44,15 @@ _COLUMNS = (
 _FIRST = ("name", "ran", "GPU hours", "busy", "before", "after")
 #: Characters of the last column that fit beside the other columns.
 _END = 30
+_BODY = "<div class='hpcgpu-report'>{{ facts(head) }}{{ table(columns, rows) }}</div>"
+_PAGE = f"""<!doctype html>
+<html lang='en'><head><meta charset='utf-8'><title>Report of cluster {{{{ name }}}}</title><style>
+:root {{ color-scheme: light dark }}
+body {{ font: 15px/1.4 system-ui, sans-serif; margin: 2em }}
+table {{ border-collapse: collapse; margin-bottom: 1.5em }}
+td, th {{ padding: .2em .7em; text-align: left; border-bottom: 1px solid #8884 }}
+</style></head>
+<body><h1>Report of cluster {{{{ name }}}}</h1>{_BODY}</body></html>"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,18 +177,13 @@ class Report:
             parts.append((Share(rest, self.gpu_hours), "of jobs without usage data"))
         return [f"{_number(part.hours)} ({part.per_cent:.0f} %) {words}" for part, words in parts]
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self, template: str = _BODY) -> str:
         rows = [[printable(cell, None) for cell in _row(job)] for job in self._shown(False)]
-        return f"<div class='hpcgpu-report'>{facts(self._head())}{table(_COLUMNS, rows)}</div>"
+        return html(template, name=printable(self.name, None), head=self._head(), columns=_COLUMNS, rows=rows)
 
     def page(self) -> str:
         """Return the report as an HTML page, as ``hpcgpu report --html FILE`` writes it."""
-        title = html.escape(printable(f"Report of cluster {self.name}", None))
-        return (
-            "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-            f"<title>{title}</title><style>{_STYLE}</style></head>\n"
-            f"<body><h1>{title}</h1>{self._repr_html_()}</body></html>\n"
-        )
+        return f"{self._repr_html_(_PAGE)}\n"
 
 
 def _table(rows: list[tuple[str, ...]], width: int) -> str:
@@ -202,11 +205,6 @@ def _table(rows: list[tuple[str, ...]], width: int) -> str:
 _ENDED = {"ended", *(state.value for state in JobState if state.ended)}
 #: Seconds for the scheduler to write its record.
 _TIMEOUT = 10.0
-_STYLE = (
-    ":root{color-scheme:light dark}body{font:15px/1.4 system-ui,sans-serif;margin:2em}"
-    "table{border-collapse:collapse;margin-bottom:1.5em}"
-    "td,th{padding:.2em .7em;text-align:left;border-bottom:1px solid #8884}"
-)
 
 
 def report(directory: ClusterDirectory) -> Report:

@@ -7,11 +7,11 @@ has no origin: see `static/dashboard.js`.
 
 from __future__ import annotations
 
-import html
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from string import Template
+
+from hpcgpu.display.html import html
 
 #: The policy of all answers of Dask: opened outside of the frame, none runs scripts.
 SANDBOX = "sandbox"
@@ -53,12 +53,9 @@ def page(query: str, base: str, script: str) -> tuple[dict[str, str], str]:
         The address of `dashboard.js`.
     """
     frame = query == _FRAME
-    text = (SCRIPTS / ("frame.html" if frame else "dashboard.html")).read_text()
     nonce = secrets.token_urlsafe(16)
-    if frame:
-        text = text.replace("<script>", f'<script nonce="{nonce}">')
-    else:
-        text = Template(text).substitute(base=html.escape(base), script=html.escape(script))
+    template = (SCRIPTS / ("frame.html" if frame else "dashboard.html")).read_text()
+    text = html(template, base=base, script=script, nonce=nonce)
     headers = {
         "Content-Security-Policy": _POLICY_OF_FRAME.format(nonce=nonce) if frame else _POLICY_OF_PAGE,
         "Content-Type": "text/html; charset=utf-8",

@@ -5,12 +5,11 @@ It has no script and no style sheet, because viewers of notebooks remove both.
 
 from __future__ import annotations
 
-import html
 import time
 
 from hpcgpu.dask_scheduler.rpc_types import GroupState
 from hpcgpu.display.counts_and_durations import duration
-from hpcgpu.display.html_tables import paragraphs, table
+from hpcgpu.display.html import html
 from hpcgpu.display.job_table import JobTable
 from hpcgpu.display.text_columns import bar
 from hpcgpu.existing_clusters.snapshot import GPUInfo, Snapshot
@@ -19,6 +18,9 @@ from hpcgpu.existing_clusters.snapshot import GPUInfo, Snapshot
 _GPUS = 32
 _COLUMNS = ("GPU of", "node", "utilisation", "memory", "power", "")
 _GIB = 2**30
+_PICTURE = """<div><p><b>{{ name }}</b>: {{ state }}</p>
+{{ paragraphs(about) }}{{ paragraphs(messages, bold=true) }}{{ paragraphs(groups) }}
+{{ jobs | safe }}{{ paragraphs(gpus) }}{% if rows %}{{ table(columns, rows) }}{% endif %}</div>"""
 
 
 def picture(snapshot: Snapshot) -> str:
@@ -42,15 +44,18 @@ def picture(snapshot: Snapshot) -> str:
     ]
     taken = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(snapshot.time)).strip()
     about = f"The last known state, of {taken}. This is a picture: it does not change."
-    parts = [
-        f"<p><b>{html.escape(snapshot.name)}</b>: {html.escape(snapshot.state)}</p>",
-        paragraphs([about, "; ".join(words)]),
-        paragraphs(messages, bold=True),
-        paragraphs(map(_group, snapshot.groups)),
-        JobTable(snapshot.jobs)._repr_html_() if snapshot.jobs else "",
-        _gpus(snapshot),
-    ]
-    return f"<div>{''.join(parts)}</div>"
+    return html(
+        _PICTURE,
+        name=snapshot.name,
+        state=snapshot.state,
+        about=[about, "; ".join(words)],
+        messages=messages,
+        groups=map(_group, snapshot.groups),
+        jobs=JobTable(snapshot.jobs)._repr_html_() if snapshot.jobs else "",
+        gpus=_gpus(snapshot),
+        columns=_COLUMNS,
+        rows=[_row(gpu, snapshot.time) for gpu in snapshot.devices] if len(snapshot.devices) <= _GPUS else [],
+    )
 
 
 def _group(group: GroupState) -> str:
@@ -59,14 +64,11 @@ def _group(group: GroupState) -> str:
     return f"{group['name']}: {jobs}{adapts}{'; ' + group['reason'] if group['reason'] else ''}"
 
 
-def _gpus(snapshot: Snapshot) -> str:
+def _gpus(snapshot: Snapshot) -> list[str]:
     gpus, used = snapshot.devices, snapshot.utilization
-    if not gpus:
-        return ""
     words = [f"{len(gpus):,} GPUs", f"{snapshot.idle:,} idle"]
     words += [] if used is None else [f"mean utilisation {used:.0f} %"]
-    about = paragraphs([", ".join(words)])
-    return about if len(gpus) > _GPUS else about + table(_COLUMNS, [_row(gpu, snapshot.time) for gpu in gpus])
+    return [", ".join(words)] if gpus else []
 
 
 def _row(gpu: GPUInfo, now: float) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from hpcgpu.client.dashboard_forwarding import endpoint, forward, listening, pro
 from hpcgpu.dask_scheduler import add_dashboard
 from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import unauthenticated_connections
-from hpcgpu.runtime import dashboard_access
+from hpcgpu.runtime import dashboard_access, dashboard_frame
 from hpcgpu.runtime.dashboard_access import PROOF, ServerWithToken, link, link_with_token, proof
 from hpcgpu.store import create_directory
 from hpcgpu.store.contact import Contact
@@ -365,6 +365,14 @@ def test_a_page_of_another_server_cannot_use_the_cookie(port: int, directory: Cl
         for path, more in (("/ws", UPGRADE), ("/status", {})):
             answer = ask(port, path, Cookie=cookie, Origin=origin, **more)
             assert answer.status == 403 and b"needs a token" in answer.body, "not tornado's own refusal"
+
+
+@pytest.mark.parametrize("query", ["", "~frame"])
+def test_the_page_around_a_dashboard_has_addresses_as_text(query: str) -> None:
+    _, shown = dashboard_frame.page(query, "\"><script>1</script>'", "x'\"><b>")
+    assert "<script>1" not in shown and "<b>" not in shown
+    for value in ("&#34;&gt;&lt;script&gt;1&lt;/script&gt;&#39;", "x&#39;&#34;&gt;&lt;b&gt;") if not query else ():
+        assert f'"{value}"' in shown or f'"{value}statics' in shown
 
 
 def test_who_navigates_gets_a_page_of_ours_and_a_frame_without_an_origin(
