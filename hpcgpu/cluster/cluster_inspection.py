@@ -20,6 +20,7 @@ from distributed.core import Status
 from distributed.exceptions import WorkerStartTimeoutError
 from distributed.utils import Log, Logs
 
+from hpcgpu.batch.base import BatchSystem
 from hpcgpu.client import jupyter_dashboard_link
 from hpcgpu.client.dashboard_forwarding import proven_link
 from hpcgpu.cluster import notebook
@@ -59,6 +60,16 @@ class ClusterInspection(Adapter):
     _observer: Observer | None = None
     #: The number of the notebook cell that shows its start.
     _cell: int | None = None
+
+    @property
+    def batch(self) -> BatchSystem:
+        """Its batch system."""
+        return self._state.dispatcher.batch
+
+    @property
+    def managing(self) -> bool:
+        """Whether this program manages the cluster's jobs: it is open, has not failed, and nobody has taken it over."""
+        return self.manager.managing
 
     @property
     def fabric(self) -> Fabric:

@@ -7,21 +7,27 @@ This module starts, attaches, scales and detaches. `hpcgpu.cluster.cluster_inspe
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from distributed import Client
+from distributed import Client, futures_of
 from distributed.deploy.spec import NoOpAwaitable
 
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem
+from hpcgpu.checkpoints import save_and_restore, versions
+from hpcgpu.checkpoints.save_and_restore import KEEP, Checkpoint, Destination
+from hpcgpu.client import futures_to_replay
+from hpcgpu.client.connect import directory_of
 from hpcgpu.client.hold import Hold, check_size
+from hpcgpu.client.replay import check
 from hpcgpu.client.upload_package import upload
 from hpcgpu.cluster import notebook
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
 from hpcgpu.cluster.cluster_by_ssh import ClusterBySSH
-from hpcgpu.cluster.saved_results import SavedResults
+from hpcgpu.cluster.cluster_inspection import ClusterInspection
+from hpcgpu.cluster.saved_results import chosen, with_client
 from hpcgpu.configuration.login_node import on_login_node
 from hpcgpu.configuration.resolve import resolve, resolve_group
 from hpcgpu.errors import BatchError, ClusterExists, OptionError
@@ -43,7 +49,7 @@ from hpcgpu.store import create_directory
 from hpcgpu.store.directory import ClusterDirectory
 
 
-class GPUCluster(SavedResults):
+class GPUCluster(ClusterInspection):
     """A Dask cluster of batch jobs; use the subclass of your batch system.
 
     Parameters
@@ -126,11 +132,6 @@ class GPUCluster(SavedResults):
             # Ctrl-C, SIGTERM's SystemExit and errors alike: the event loop's thread may still be submitting.
             self._undo_start()
             raise
-
-    @property
-    def batch(self) -> BatchSystem:
-        """Its batch system."""
-        return self._state.dispatcher.batch
 
     @classmethod
     def _check(cls, options: Options) -> None:
@@ -239,11 +240,6 @@ class GPUCluster(SavedResults):
                     self.sync(manager.close, release=False, callback_timeout=CLOSE_TIMEOUT)
                 self.close(timeout=CLOSE_TIMEOUT)
             raise
-
-    @property
-    def managing(self) -> bool:
-        """Whether this program manages the cluster's jobs: it is open, has not failed, and nobody has taken it over."""
-        return self.manager.managing
 
     def detach(self) -> Awaitable[None] | None:
         """Leave the cluster: its jobs continue without this program. `from_name` attaches to it again.
@@ -524,3 +520,80 @@ class GPUCluster(SavedResults):
             The cluster has failed or is closed, or another program manages it.
         """
         self._act(lambda: self.manager.groups.delete(DeleteGroup(name)))
+
+    # Results
+
+    def checkpoint(
+        self, data: Any, path: str | Path | None = None, *, name: str, keep: int = KEEP
+    ) -> Checkpoint | Awaitable[Checkpoint]:
+        """Save results of this cluster on the shared disk, for this cluster and for later ones.
+
+        See `hpcgpu.checkpoint`. A dataset that is published under this name is published again by the next scheduler,
+        if the scheduler is restarted.
+
+        Parameters
+        ----------
+        data : dask collection, future, list, tuple or dict
+            Collections and futures, also in lists, tuples and dictionaries.
+        path : str or Path, optional
+            The directory in which the checkpoint is. Default: the option `checkpoint_directory`.
+        name : str
+        keep : int, default 2
+            How many versions are kept.
+
+        Raises
+        ------
+        OptionError
+            `name` cannot be the name of a directory, or there is neither `path` nor `checkpoint_directory`.
+        CheckpointError
+            It was not saved. The last version stays.
+        ClusterError
+            The cluster has failed, or was closed.
+        """
+        options, keep = self.options.cluster, values.positive("checkpoint: keep", keep)
+        place = versions.directory_of(chosen(path, options.checkpoint_directory), name)
+        self._check_usable()
+        to = Destination(directory=place, keep=keep, quiet=options.quiet, cluster=self.directory)
+        return with_client(self, futures_of(data), save_and_restore.save, data, to)  # type: ignore[no-any-return]
+
+    def restore(
+        self, name: str, path: str | Path | None = None, *, resources: Mapping[str, float] | None = None
+    ) -> Any:
+        """Return the data of a checkpoint, which this cluster or an earlier one has saved. See `hpcgpu.restore`.
+
+        Parameters
+        ----------
+        name : str
+        path : str or Path, optional
+            The directory in which the checkpoint is. Default: the option `checkpoint_directory`.
+        resources : mapping, optional
+
+        Raises
+        ------
+        OptionError
+            There is neither `path` nor `checkpoint_directory`.
+        ClusterError
+            The cluster has failed, or was closed.
+        """
+        place = chosen(path, self.options.cluster.checkpoint_directory)
+        self._check_usable()
+        more = {"name": name, "resources": resources, "quiet": self.options.cluster.quiet}
+        return with_client(self, [], save_and_restore.restore, place, **more)
+
+    def replay(self) -> AbstractContextManager[None]:
+        """Let the futures of a block outlive the scheduler: ``with cluster.replay():``, also if it is asynchronous.
+
+        If the scheduler ends and another one follows it, what the clients of this program hold then and have submitted
+        in the block is submitted again, under the same keys. See `hpcgpu.replay`.
+
+        Raises
+        ------
+        OptionError
+            The cluster does not have ``on_scheduler_end="restart"``.
+        ClusterError
+            The cluster has failed, or was closed.
+        """
+        self._check_usable()
+        check(self.options.cluster.on_scheduler_end)
+        path = self.directory.path
+        return futures_to_replay.keep(lambda client: client.cluster is self or directory_of(client) == path)
