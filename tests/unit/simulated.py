@@ -13,19 +13,21 @@ from hpcgpu.batch.base import After, BatchSystem, JobState, JobStatus, OwnJob
 from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.cluster.adaptive_state import GPUAdaptive
 from hpcgpu.configuration.resolve import resolve
+from hpcgpu.dask_scheduler.rpc_types import WorkerLoad
 from hpcgpu.dask_scheduler.scheduler_client import SchedulerClient
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, SubmitRefused
 from hpcgpu.jobs.job_registry import Registry
 from hpcgpu.jobs.scheduler_job import SchedulerJob
 from hpcgpu.jobs.submit_and_cancel import Dispatcher
 from hpcgpu.jobs.worker_job import WorkerJob
+from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.reconciler import Reconciler
 from hpcgpu.manager.restart_scheduler import SchedulerRestarts
 from hpcgpu.manager.take_over import attach
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.policy_data import Limits
-from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Scale, Wanted, apply
+from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Close, Scale, Wanted, apply
 from hpcgpu.software.compare_environments import EnvironmentCheck
 from hpcgpu.state.cluster_phases import Ownership
 from hpcgpu.state.cluster_state import ClusterState
@@ -33,6 +35,21 @@ from hpcgpu.store import create_directory
 from hpcgpu.store.contact import Contact
 
 HOUR = 3600.0
+#: The load of a worker without work.
+IDLE: WorkerLoad = {
+    "processing": 0,
+    "calls": 0,
+    "computes": False,
+    "held": False,
+    "occupancy": 0.0,
+    "nbytes": 0,
+    "wanted": 0,
+    "actors": 0,
+    "at_once": 1,
+    "nthreads": 1,
+    "paused": False,
+    "memory_limit": 0,
+}
 
 
 class Queue(BatchSystem):
@@ -128,21 +145,7 @@ class Client:
         return self.there
 
     async def load(self) -> Mapping[str, Any]:
-        load = {
-            "processing": 0,
-            "calls": 0,
-            "computes": False,
-            "held": False,
-            "occupancy": 0.0,
-            "nbytes": 0,
-            "wanted": 0,
-            "actors": 0,
-            "at_once": 1,
-            "nthreads": 1,
-            "paused": False,
-            "memory_limit": 0,
-        }
-        return {"workers": {worker["name"]: load for worker in self.there.values()}, "waiting": [], "holds": []}
+        return {"workers": {worker["name"]: IDLE for worker in self.there.values()}, "waiting": [], "holds": []}
 
     async def heartbeat(self, manager: int, about: str, groups: object, warnings: object) -> int:
         return manager
@@ -356,3 +359,19 @@ async def taken_over(site: Site, path: Path) -> Site:
     other.state.client = other.client
     other.reconciler.observe_workers(other.client.there)
     return other
+
+
+async def closed(site: Site) -> Closing:
+    """Close the cluster, as `GPUCluster.close` does."""
+    site.reconciler.order(Close())
+    site.state.closes()
+    return await ended(site)
+
+
+async def ended(site: Site) -> Closing:
+    """End the jobs of a cluster that closes."""
+    closing = Closing(site.reconciler, quiet=True)
+    await closing.cancel()
+    await closing.wait()
+    closing.finish()
+    return closing

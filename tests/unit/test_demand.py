@@ -15,6 +15,7 @@ from hpcgpu.jobs.demand import Supply, demands, jobs_for_holds
 from hpcgpu.jobs.worker_group import WorkerGroup
 from hpcgpu.options.shared_options_and_defaults import WorkerOptions
 from hpcgpu.scaling.policy_data import Demand
+from tests.unit.simulated import IDLE
 
 
 def group_of(*jobs: Any, **options: Any) -> WorkerGroup:
@@ -28,19 +29,7 @@ def a_job(workers: dict[str, str], *, draining: bool = False) -> Any:
 
 
 def load(processing: int, occupancy: float, **more: int) -> WorkerLoad:
-    nothing = {
-        "calls": 0,
-        "computes": False,
-        "held": False,
-        "nbytes": 0,
-        "wanted": 0,
-        "actors": 0,
-        "at_once": 1,
-        "nthreads": 1,
-        "paused": False,
-        "memory_limit": 0,
-    }
-    return cast(WorkerLoad, {"processing": processing, "occupancy": occupancy, **nothing, **more})
+    return cast(WorkerLoad, {**IDLE, "processing": processing, "occupancy": occupancy, **more})
 
 
 def test_work_that_no_thread_runs_is_distinguished_from_what_runs() -> None:

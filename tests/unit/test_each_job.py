@@ -29,7 +29,7 @@ from hpcgpu.state.cluster_phases import Kind, Ownership, Phase
 from hpcgpu.store import create_directory
 from hpcgpu.store.contact import Contact
 from tests.helpers import Clock
-from tests.unit.simulated import HOUR, Site, taken_over
+from tests.unit.simulated import HOUR, Site, closed, ended, taken_over
 from tests.unit.test_reconciler import refuses
 
 
@@ -514,12 +514,7 @@ async def test_a_cluster_whose_jobs_the_queue_does_not_cancel_at_the_close_ends_
     await site.polled()  # one answer without the job does not prove that it has ended
     refuses(site, monkeypatch)
     monkeypatch.setattr(program_exit, "_guarded", {site.state.dispatcher})
-    site.reconciler.order(Close())
-    site.state.closes()
-    closing = Closing(site.reconciler, quiet=True)
-    await closing.cancel()
-    await closing.wait()
-    closing.finish()
+    closing = await closed(site)
     assert ended == [site.state.dispatcher.manager]
     assert program_exit._guarded == {site.state.dispatcher}, "the end of the program cancels them again"
     [told] = [text for text in site.warned if "may still be in the queue" in text]
@@ -537,10 +532,7 @@ async def test_the_close_warns_of_each_failure_that_no_call_has_raised(tmp_path:
         with pytest.raises(ClusterError, match="invalid account"):
             site.state.check()
     site.warned.clear()
-    closing = Closing(site.reconciler, quiet=True)
-    await closing.cancel()
-    await closing.wait()
-    closing.finish()
+    await ended(site)
     assert sum("invalid account" in text for text in site.warned) == int(not raised)
 
 
@@ -708,12 +700,7 @@ async def test_a_cluster_whose_jobs_still_end_at_the_close_does_not_count_as_clo
     site = await begun(tmp_path)
     monkeypatch.setattr(closing_of_cluster, "CLOSE_TIMEOUT", 0.9)  # the first pause is longer
     monkeypatch.setattr(site.queue, "cancel", lambda job_ids, *, only_pending=False: None)  # it takes its time
-    site.reconciler.order(Close())
-    site.state.closes()
-    closing = Closing(site.reconciler, quiet=True)
-    await closing.cancel()
-    await closing.wait()
-    closing.finish()
+    closing = await closed(site)
     assert closing.left and not site.directory.closed
     assert any("may still be in the queue" in text for text in site.warned)
 

@@ -18,11 +18,9 @@ from hpcgpu.cli import main
 from hpcgpu.client import lost_scheduler
 from hpcgpu.errors import ClusterError
 from hpcgpu.existing_clusters import lookup, query_jobs, stop
-from hpcgpu.manager.closing import Closing
-from hpcgpu.scaling.wanted_state import Close
 from hpcgpu.store import create_directory
 from hpcgpu.store.directory import ClusterDirectory
-from tests.unit.simulated import Site
+from tests.unit.simulated import Site, closed
 
 LOST = {"out_of_reach": True, "reason": "no contact since 14:00; it waits until 14:40"}
 WORDS = Reasons(out_of_reach="If its node is off, `remove --force {job}` removes it at once")
@@ -113,12 +111,7 @@ async def test_a_close_reports_which_job_stays_and_what_to_do(tmp_path: Path, mo
         site.says("demo-0", JobState.COMPLETING, **LOST)
 
     monkeypatch.setattr(site.queue, "cancel", cancel)
-    site.reconciler.order(Close())
-    site.state.closes()
-    closing = Closing(site.reconciler, quiet=True)
-    await closing.cancel()
-    await closing.wait()
-    closing.finish()
+    closing = await closed(site)
     [told] = [text for text in site.warned if "in the queue" in text]
     assert told.startswith(f"cluster demo: job {lost} (demo-0) is cancelled, but stays in the queue: the batch system")
     assert "[no contact since 14:00; it waits until 14:40]" in told and "may still be" not in told

@@ -28,7 +28,6 @@ from hpcgpu.jobs.job_phases import Draining, Ended, Queued, Running
 from hpcgpu.manager import answer_clients, draining
 from hpcgpu.manager import periodic_tasks as periodic_module
 from hpcgpu.manager import reconciler as reconciler_module
-from hpcgpu.manager.closing import Closing
 from hpcgpu.manager.periodic_tasks import Periodic
 from hpcgpu.manager.start_cluster import Starter
 from hpcgpu.manager.submit_planned import wait_for_submits
@@ -42,7 +41,7 @@ from hpcgpu.state.cluster_phases import Kind, Ownership
 from hpcgpu.store import saved_options
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.journal import End
-from tests.unit.simulated import HOUR, Site, taken_over
+from tests.unit.simulated import HOUR, Site, closed, ended, taken_over
 
 
 @pytest.fixture
@@ -339,17 +338,6 @@ async def test_a_submit_that_may_have_been_accepted_is_reported(site: Site) -> N
     await site.scale(3)
     assert site.warned[0].startswith("Slurm did not say whether it accepted job 'demo-2'")
     assert site.state.dispatcher.left()[-1] == "demo-2", "it is looked up when the cluster is closed"
-
-
-async def closed(site: Site) -> Closing:
-    """Close the cluster, as `GPUCluster.close` does."""
-    site.reconciler.order(Close())
-    site.state.closes()
-    closing = Closing(site.reconciler, quiet=True)
-    await closing.cancel()
-    await closing.wait()
-    closing.finish()
-    return closing
 
 
 async def test_a_job_whose_submit_was_not_confirmed_and_that_cannot_be_looked_up_is_reported_at_the_end(
@@ -1171,10 +1159,7 @@ async def test_a_job_whose_submit_is_cut_short_by_the_end_is_not_shown_as_being_
     for task in site.state.tasks:
         task.cancel()
     may_submit.set()
-    closing = Closing(site.reconciler, quiet=True)
-    await closing.cancel()
-    await closing.wait()
-    closing.finish()
+    await ended(site)
     assert {state for state, _ in site.shown.values()} <= {"cancelled", "completing"}
     assert {status.state for status in site.queue.jobs.values()} == {JobState.CANCELLED}
     assert not site.registry.active
