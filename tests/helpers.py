@@ -352,7 +352,7 @@ def waiting(cluster: GPUCluster, n: int) -> str:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Progress, "update", note)
-        task = asyncio.run_coroutine_threadsafe(cluster._wait_until_connected(n), cluster.loop.asyncio_loop)
+        task = asyncio.run_coroutine_threadsafe(cluster._wait_until_connected(n, None), cluster.loop.asyncio_loop)
         task.add_done_callback(lambda _: there.set())
         assert there.wait(60)
         if not said:

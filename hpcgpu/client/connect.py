@@ -130,7 +130,7 @@ def connect(
         The scheduler did not answer within `timeout`.
     """
     comparison = EnvironmentCheck(values.choice("error", "warn", "off")("environment_check", environment_check))
-    limit = None if timeout is None else values.time_limit("connect: timeout", timeout)
+    limit = values.time_limit("connect: timeout", timeout)
     wait = _wait(name, limit, quiet)
     if asynchronous:
         return _connected(wait, comparison, arguments)

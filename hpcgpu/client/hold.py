@@ -397,7 +397,7 @@ def hold(
         A worker was lost, or a block of this program around this one holds the workers that this one would need.
     """
     _check_number("n_workers", n_workers)
-    limit = None if timeout is None else values.time_limit("hold: timeout", timeout)
+    limit = values.time_limit("hold: timeout", timeout)
     return Hold(client, n_workers, resources=resources, timeout=limit, quiet=quiet)
 
 

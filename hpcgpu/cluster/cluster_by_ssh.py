@@ -339,7 +339,7 @@ class ClusterBySSH:
         TimeoutError
             They were not connected within `timeout`.
         """
-        limit = None if timeout is None else values.time_limit("wait_for_workers: timeout", timeout)
+        limit = values.time_limit("wait_for_workers: timeout", timeout)
         self._check_usable()
         return self._do(lambda: self._wait_for_workers(n_workers, limit))
 
@@ -391,7 +391,7 @@ class ClusterBySSH:
     ) -> Hold:
         """Hold workers for a block of a program. See `hpcgpu.GPUCluster.hold`."""
         check_size(n_workers, jobs)
-        limit = None if timeout is None else values.time_limit("hold: timeout", timeout)
+        limit = values.time_limit("hold: timeout", timeout)
         scheduler = self._now(limit).scheduler
         number = n_workers or (jobs or 0) * scheduler.workers_per_job
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dask.utils import parse_timedelta
 from distributed import Client
 from distributed.core import Status
 from distributed.exceptions import WorkerStartTimeoutError
@@ -158,20 +157,19 @@ class ClusterInspection(Adapter):
         """
         if n_workers is not None and (isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1):
             raise ValueError(f"`n_workers` must be a positive integer. Instead got {n_workers}.")
-        if timeout is not None:
-            timeout = values.time_limit("wait_for_workers: timeout", timeout)
+        limit = values.time_limit("wait_for_workers: timeout", timeout)
         self._check_usable()
-        return self.sync(self._wait_until_connected, n_workers, timeout=timeout)  # type: ignore[no-any-return]
+        return self.sync(self._wait_until_connected, n_workers, limit)  # type: ignore[no-any-return]
 
-    async def _wait_until_connected(self, n_workers: int | None = None, timeout: float | str | None = None) -> None:
+    async def _wait_until_connected(self, n_workers: int | None, timeout: float | None) -> None:
         if self.manager.starting:
             begun = time.monotonic()
             try:
-                await asyncio.wait_for(self._begin(), None if timeout is None else parse_timedelta(timeout))
+                await asyncio.wait_for(self._begin(), timeout)
             except TimeoutError as error:
                 raise WorkerStartTimeoutError(0, n_workers or self._state.registry.wanted_workers, timeout) from error
             if timeout is not None:
-                timeout = max(0.0, parse_timedelta(timeout) - (time.monotonic() - begun))
+                timeout = max(0.0, timeout - (time.monotonic() - begun))
         await wait_for_workers.wait_for_workers(self._state, n_workers, timeout, quiet=self.options.cluster.quiet)
 
     @property

@@ -298,7 +298,7 @@ class GPUCluster(ClusterInspection):
             self,
             number,
             resources=resources,
-            timeout=None if timeout is None else values.time_limit("hold: timeout", timeout),
+            timeout=values.time_limit("hold: timeout", timeout),
             quiet=self.options.cluster.quiet,
         )
 

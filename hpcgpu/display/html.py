@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jinja2 import Environment, Template
+    from jinja2 import Environment
 
 #: What each template may use: a table with a title above each column, a table of names and texts, and a paragraph for
 #: each line.
@@ -39,11 +39,6 @@ def _environment() -> Environment:
     return environment
 
 
-@cache
-def _template(source: str) -> Template:
-    return _environment().from_string(source)
-
-
 def html(template: str, **values: Any) -> str:
     """Return a template with these values, escaped. It may use ``table``, ``facts`` and ``paragraphs``."""
-    return _template(template).render(values)
+    return _environment().from_string(template).render(values)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 
-from dask.utils import parse_timedelta
 from distributed.exceptions import WorkerStartTimeoutError
 
 from hpcgpu.dask_scheduler.held_workers import none_words
@@ -44,14 +43,12 @@ def what_drains_wait_for(jobs: Collection[WorkerJob]) -> str:
     return f"{names} to finish running tasks and to move data" if names else "the queue"
 
 
-async def wait_for_workers(
-    state: ClusterState, n_workers: int | None, timeout: float | str | None, *, quiet: bool
-) -> None:
+async def wait_for_workers(state: ClusterState, n_workers: int | None, timeout: float | None, *, quiet: bool) -> None:
     """Wait until this number of workers is connected and ready.
 
     See `hpcgpu.cluster.gpucluster.GPUCluster.wait_for_workers`.
     """
-    deadline = time.monotonic() + parse_timedelta(timeout) if timeout is not None else math.inf
+    deadline = time.monotonic() + timeout if timeout is not None else math.inf
     next_check, why, by_hand = -math.inf, "", _ByHand(state)
     with Progress(quiet) as progress:
         while True:

@@ -250,9 +250,9 @@ def duration_or_none(name: str, value: str | float | timedelta) -> float | None:
     return None if value == 0 and not isinstance(value, bool) else duration(name, value)
 
 
-def time_limit(name: str, value: str | float | timedelta) -> float:
-    """The longest time to wait in seconds, as `duration` reads it; 0 means no wait."""
-    return 0.0 if value == 0 and not isinstance(value, bool) else duration(name, value)
+def time_limit(name: str, value: str | float | timedelta | None) -> float | None:
+    """The longest time to wait in seconds, as `duration` reads it; 0 means no wait, and None any time."""
+    return value if value is None else 0.0 if value == 0 and not isinstance(value, bool) else duration(name, value)
 
 
 def memory(name: str, value: str | float) -> int:
