@@ -55,11 +55,9 @@ def between_schedulers(directory: ClusterDirectory, jobs: Sequence[JobInfo], *, 
     now : float
         Epoch seconds.
     """
-    try:
-        options = saved_options.read(directory)
-    except OptionError:
+    options, manager, contact = saved_options.read_if_known(directory), directory.manager(), directory.contact()
+    if options is None:
         return None
-    manager, contact = directory.manager(), directory.contact()
     if options.options.cluster.on_scheduler_end != "restart" or directory.closing or ended_by_itself(directory):
         return None
     schedulers = [job for job in jobs if job.kind == "scheduler"]

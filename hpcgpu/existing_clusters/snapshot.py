@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from hpcgpu.batch.base import BatchSystem, JobState, JobStatus
 from hpcgpu.dask_scheduler.rpc_types import GPUState, GroupState, SchedulerState
 from hpcgpu.display.job_info import JobInfo
-from hpcgpu.errors import BatchError, OptionError
+from hpcgpu.errors import BatchError
 from hpcgpu.existing_clusters.between_schedulers import NO_SCHEDULER, Restart, between_schedulers
 from hpcgpu.existing_clusters.describe_jobs import as_the_journal_records, described
 from hpcgpu.existing_clusters.lookup import batch_of, locate, system_of
@@ -242,7 +242,7 @@ class Observer:
 
     def __init__(self, directory: ClusterDirectory) -> None:
         self.directory = directory
-        kept = _kept(directory)
+        kept = saved_options.read_if_known(directory)
         self._cadence = Cadence(kept.options.cluster.poll_interval if kept is not None else POLL_INTERVAL)
         self._submits: dict[str, Submit] = {}
         self._past: list[Submit] = []
@@ -360,7 +360,7 @@ class Observer:
             worker_names.job_of(worker, names) for worker in (answer["workers"] if answer is not None else [])
         )
         waits = {group["name"]: group["usual_wait"] for group in groups}
-        kept, logs = _kept(self.directory), saved_options.logs(self.directory)
+        kept, logs = saved_options.read_if_known(self.directory), saved_options.logs(self.directory)
         found = [
             replace(described(submit, None, now=now), log=logs / batch.log_name(submit.name, submit.job_id or ""))
             for submit in self._past[-_PAST:]
@@ -411,13 +411,6 @@ def _state(directory: ClusterDirectory, jobs: list[JobInfo], answers: bool, prob
     if (scheduler is not None and JobState(scheduler.state).ended) or (forgotten and ended_by_itself(directory)):
         return "ended"
     return "unreachable" if problem else "ended" if scheduler is None else "waiting"
-
-
-def _kept(directory: ClusterDirectory) -> saved_options.Saved | None:
-    try:
-        return saved_options.read(directory)
-    except OptionError:  # options of another release; the other facts are still shown
-        return None
 
 
 def _manager(directory: ClusterDirectory, contact: Contact | None, answer: SchedulerState) -> str:

@@ -94,6 +94,14 @@ def read(directory: ClusterDirectory) -> Saved:
         ) from error
 
 
+def read_if_known(directory: ClusterDirectory) -> Saved | None:
+    """Return the options of a cluster; None if another release wrote them: the other facts are still shown."""
+    try:
+        return read(directory)
+    except OptionError:
+        return None
+
+
 def group_to_json(worker: WorkerOptions) -> dict[str, Any]:
     """Return the options of a group of workers in the form in which a program sends them."""
     content: dict[str, Any] = json.loads(json.dumps(asdict(worker), default=_path))
