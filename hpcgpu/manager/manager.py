@@ -355,6 +355,10 @@ class Manager:
                 client = await self._connector.connect_to_running(security=bool(self.options.cluster.security))
             await self._starter.start()
             assert state.scheduler is not None
+            if state.client is not None:  # another scheduler has followed meanwhile
+                if client is not None:
+                    await client.close()
+                return
             address = str(state.scheduler.external_address or state.scheduler.address)
             if client is not None and client.address != address:  # that scheduler has ended meanwhile
                 await client.close()

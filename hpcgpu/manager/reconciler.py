@@ -187,7 +187,7 @@ class Reconciler:
         self._observe_jobs()
         state.changed.set()
         if not state.listening:  # starting, or lost: workers may end now only because they lost their scheduler
-            if self._scheduler_gone or state.phase.restarting:
+            if self.scheduler_gone:
                 self.decide()
             if state.cancelling:
                 await self.end_all()
@@ -303,11 +303,15 @@ class Reconciler:
             self.state.failures.forget(job.name)
 
     @property
-    def _scheduler_gone(self) -> bool:
-        """Whether the scheduler that this program has reached has ended."""
+    def scheduler_gone(self) -> bool:
+        """Whether the scheduler has ended that this program has reached or takes over, and none has followed yet.
+
+        If the first scheduler of a cluster is not reached, its start raises an error.
+        """
         state = self.state
-        lost = state.client is not None and not state.client.listening
-        return lost and state.scheduler is not None and state.scheduler.ended
+        was_there = state.client is not None or (state.ownership.attached and self.restarts is not None)
+        ended = was_there and not state.listening and state.scheduler is not None and state.scheduler.ended
+        return ended or state.phase.restarting
 
     def _loss(self, why: str) -> str:
         """Record how the scheduler has ended, and return the report that the cluster is lost with it."""
@@ -497,7 +501,7 @@ class Reconciler:
             )
             for group in groups
         ]
-        gone = self._scheduler_gone
+        gone = self.scheduler_gone
         scheduler = ObservedScheduler(gone=gone) if self.restarts is None else self.restarts.observed(gone=gone)
         return ObservedCluster(groups=observed, scheduler=scheduler, reachable=reachable, restarting=restarting)
 

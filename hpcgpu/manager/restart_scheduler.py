@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 
 from hpcgpu.batch.base import JobState
@@ -20,8 +19,7 @@ from hpcgpu.batch.reasons import explain
 from hpcgpu.client.lost_scheduler import CANCELLED, RESTARTED
 from hpcgpu.dask_scheduler.scheduler_client import SchedulerClient
 from hpcgpu.display.counts_and_durations import duration
-from hpcgpu.display.warn import warn
-from hpcgpu.errors import AmbiguousSubmit, BatchError, ClusterError, ClusterWarning, Superseded
+from hpcgpu.errors import AmbiguousSubmit, BatchError, ClusterError, Superseded
 from hpcgpu.existing_clusters.query_jobs import ended_by_itself
 from hpcgpu.jobs.job_phases import Ended, Planned
 from hpcgpu.jobs.scheduler_job import SchedulerJob
@@ -93,7 +91,6 @@ class SchedulerRestarts:
         state, dispatcher, present = self.state, self.state.dispatcher, self.state.scheduler
         assert isinstance(present, SchedulerJob)
         restarting, following = state.phase.restarting, self._observed_next()
-        gone = gone or restarting
         ended, stopped = dispatcher.monitor.ended(), self._stopped(gone=gone)
         removed = gone and directory_exists(dispatcher.directory, dispatcher.token) is False
         return ObservedScheduler(
@@ -155,6 +152,12 @@ class SchedulerRestarts:
             replaces=self._replaced is not None,
             lost=lost,
         )
+
+    @property
+    def submitted(self) -> bool:
+        """Whether the queue has the scheduler job that follows."""
+        present = self.state.scheduler
+        return present is not None and present.submit_done and not present.ended
 
     @property
     def _submits_now(self) -> bool:
@@ -297,18 +300,6 @@ class SchedulerRestarts:
         else:
             state.messages.log(f"scheduler job {job.job_id or job.name} takes over, which was submitted before")
 
-    async def resume(self) -> None:
-        """Let another scheduler job follow the one that ended while no program managed the cluster; see `follow`."""
-        state, ended = self.state, self.state.scheduler
-        assert isinstance(ended, SchedulerJob)
-        state.messages.log(report := ended.loss_report(state.name, restarts=True))
-        with suppress(ClusterWarning):  # under `-W error` as well
-            warn(report)
-        state.dispatcher.note_ends({ended.name: ended.job_id})  # a job that waits for the end reads it there
-        if not expected(ended.queue_status.state):
-            state.restarted.append(state.now)
-        await self.follow()
-
     async def _submit(self, job: SchedulerJob) -> None:
         state = self.state
         state.registry.add(job)
@@ -323,16 +314,17 @@ class SchedulerRestarts:
         finally:
             state.poll_now.set()
 
-    def _begin(self) -> SchedulerClient:
-        """Record how the scheduler has ended, and that worker jobs wait for another one; return its client."""
+    def _begin(self) -> SchedulerClient | None:
+        """Record how the scheduler has ended, and that worker jobs wait for another one; return its client, if any."""
         state, client, scheduler = self.state, self.state.client, self.state.scheduler
-        assert client is not None and isinstance(scheduler, SchedulerJob)
-        state.dispatcher.note_ends({scheduler.name: scheduler.job_id})
+        assert isinstance(scheduler, SchedulerJob)
+        state.dispatcher.note_ends({scheduler.name: scheduler.job_id})  # a job that waits for the end reads it there
         self._report = scheduler.loss_report(state.name, restarts=True)
+        if client is not None:
+            state.lost_schedulers[client.address] = self._report.partition("\n")[0]
+        state.restarts(failed=not expected(scheduler.queue_status.state))
         state.messages.warn(self._report)
         state.notify("restarted", self._report)
-        state.lost_schedulers[client.address] = self._report.partition("\n")[0]
-        state.restarts(failed=not expected(scheduler.queue_status.state))
         self._tries, self._failure = Tries(), None
         return client
 

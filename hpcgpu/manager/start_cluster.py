@@ -72,13 +72,11 @@ class Starter:
 
     async def start(self) -> None:
         """Return when the scheduler can be reached."""
-        state = self.reconciler.state
+        state, restarts = self.reconciler.state, self.reconciler.restarts
         if state.ownership.attached:
             following = await attach(state, self.scheduler_job)
-            if (restarts := self.reconciler.restarts) is not None:
+            if restarts is not None:
                 restarts.following = following
-                if isinstance(state.scheduler, SchedulerJob) and state.scheduler.lost_too_early:
-                    await restarts.resume()
             self.reconciler.restore(state.dispatcher.directory.wanted())
             self.reconciler.drainer.continue_drains()
         else:
@@ -89,27 +87,31 @@ class Starter:
         self.periodic.watch_queue()
         if not self.options.cluster.wait:  # a refused job raises an error in the caller
             await submits
+            while restarts is not None and restarts.tasks and not restarts.submitted:
+                await asyncio.sleep(0.05)
             self._check()
             # if this program left the scheduler job now, the job might wait for ever, and nobody would get a report
             if not self.options.cluster.shutdown_on_close:
                 await self._first_answer()
         self.submitted.set()
-        while True:
-            try:
+        try:
+            if not self.reconciler.scheduler_gone:
                 await self._wait_until_reached(submits)
                 return
-            except ClusterError:
-                if not await self._another_follows():
-                    raise
+        except ClusterError:
+            if not self.reconciler.scheduler_gone:
+                raise
+        await self._wait_for_next()
 
-    async def _another_follows(self) -> bool:
-        """Let another scheduler job follow one that has ended while this program takes its cluster over, if it may."""
-        state, restarts = self.reconciler.state, self.reconciler.restarts
-        ended = isinstance(state.scheduler, SchedulerJob) and state.scheduler.lost_too_early
-        if restarts is None or not (ended and state.ownership.attached and state.managed) or restarts.why_not():
-            return False
-        await restarts.resume()
-        return True
+    async def _wait_for_next(self) -> None:
+        """Wait for the scheduler that follows one which has ended while this program takes its cluster over."""
+        state = self.reconciler.state
+        while state.client is None and state.managed:
+            with suppress(OSError):  # a filesystem that fails for a while
+                self.reconciler.decide()
+            await asyncio.sleep(0.5)
+        if state.client is None:
+            raise ClusterError(state.phase.lost or state.phase.not_ours)
 
     async def _wait_until_reached(self, submits: asyncio.Future[Any]) -> None:
         """Wait until the scheduler can be reached, and the worker jobs are submitted."""

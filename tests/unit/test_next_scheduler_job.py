@@ -337,6 +337,34 @@ async def test_a_scheduler_job_that_only_counts_as_ended_is_cancelled_before_ano
     assert any("the queue has not known it for" in text for text in site.warned), site.warned
 
 
+@pytest.mark.parametrize("case", ["failed", "forgotten", "failed too often"])
+async def test_a_scheduler_that_ends_while_a_program_takes_its_cluster_over_is_followed_as_any_other(
+    site: Site, tmp_path: Path, cancels: list[str], case: str
+) -> None:
+    other = await taken_over(site, tmp_path)
+    other.state.ownership.attached, other.state.client = True, None
+    other.client.listening = False
+    other.scheduler.record_answer(False)
+    other.state.starts()
+    if case == "forgotten":
+        await missing_for_two_minutes(other, "demo-scheduler")
+        assert cancels == [other.scheduler.job_id], "it may still live"
+    else:
+        other.state.restarted += [other.now] * 3 if case == "failed too often" else []
+        other.says("demo-scheduler", JobState.FAILED, end=other.now)
+        await other.polled()
+    assert other.state.phase.restarting == (case != "failed too often")
+    if other.state.phase.restarting:
+        assert other.reconciler.restarts is not None
+        async with asyncio.timeout(30):
+            while not other.reconciler.restarts.submitted:
+                await asyncio.sleep(0.01)
+        await takes_over(other)
+        assert live(other)[-2:] == ["demo-0", "demo-scheduler2"] and other.state.client is other.client
+    else:
+        assert "it was restarted 3 times within an hour" in other.state.phase.lost and live(other) == []
+
+
 async def test_one_that_took_over_and_only_counts_as_ended_never_becomes_the_second(
     site: Site, cancels: list[str]
 ) -> None:
