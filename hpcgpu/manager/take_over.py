@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,10 +27,11 @@ from hpcgpu.posix.printable import printable
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling import worker_names
 from hpcgpu.scaling.decide_actions import Drain
+from hpcgpu.scaling.scheduler_restarts import KnownScheduler, roles
 from hpcgpu.state.cluster_state import ClusterState
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.journal import Submit
-from hpcgpu.store.present_scheduler import present_scheduler, unexpected_ends
+from hpcgpu.store.present_scheduler import unexpected_ends
 
 
 def program(*, in_scheduler_job: bool = False) -> str:
@@ -121,30 +122,28 @@ async def attach(state: ClusterState, new_job: Callable[[str], SchedulerJob]) ->
     await dispatcher.poll()
     if dispatcher.monitor.error:
         raise BatchUnavailable(dispatcher.monitor.error)
-    present, next_id = await _schedulers(state, directory, jobs)
-    scheduler = following = None
-    for job_id, submit in jobs.items():
-        if submit.kind != "scheduler":
-            _attach_worker_job(state, submit, job_id, directory.wanted().sizes)
-        elif job_id in (present, next_id):  # the others have ended, or are cancelled
-            job = new_job(submit.name)
-            job.record_id(job_id)
-            job.observe(now=state.now)
-            state.registry.add(job)
-            if job_id == present:
-                scheduler = state.scheduler = job
-                job.after_end = submit.after_end or None
-            else:
-                following = _with_dependency(job, submit, present)
     names = {submit.name for submit in jobs.values()}
-    for submit in unanswered:
-        if submit.name not in names and submit.kind != "scheduler":
+    left = {submit.name: submit for submit in unanswered if submit.name not in names}
+    contact = await in_thread(directory.contact)
+    known = _known_schedulers(state, jobs, left)
+    present, next_one, surplus = roles(known, contact.job_id if contact is not None else None)
+    kept = {job.job_id or job.name: job for job in (present, next_one) if job is not None}
+    made: dict[KnownScheduler | None, SchedulerJob] = {}
+    for key, submit in {**jobs, **left}.items():
+        if submit.kind != "scheduler" and key in jobs:
+            _attach_worker_job(state, submit, key, directory.wanted().sizes)
+        elif submit.kind != "scheduler":
             _expect_worker_job(state, submit)
-        elif submit.name not in names and not submit.unwanted:
-            following = following or _with_dependency(new_job(submit.name), submit, present)
-            _expect_scheduler_job(state, submit, following)
+        elif key in kept:
+            made[kept[key]] = _attach_scheduler_job(state, new_job(submit.name), submit, key if key in jobs else None)
+    await _end_surplus(state, surplus)
+    scheduler, following = made.get(present), made.get(next_one)
+    if scheduler is not None:
+        state.scheduler = scheduler
     if following is not None:
         following.standby = True
+        if scheduler is None or following.after_end != scheduler.job_id:
+            following.after_end = None
     _count_earlier(state, directory, jobs)
     state.restarted = unexpected_ends(directory.submits())
     await _check(state, scheduler, directory)
@@ -152,32 +151,33 @@ async def attach(state: ClusterState, new_job: Callable[[str], SchedulerJob]) ->
     return following
 
 
-async def _schedulers(
-    state: ClusterState, directory: ClusterDirectory, jobs: Mapping[str, Submit]
-) -> tuple[str | None, str | None]:
-    """Return the ids of the present scheduler job, and of the one that should follow it. The queue was polled before.
+def _known_schedulers(
+    state: ClusterState, jobs: Mapping[str, Submit], unanswered: Mapping[str, Submit]
+) -> list[KnownScheduler]:
+    """Return the scheduler jobs that may live. The queue was polled before."""
+    views = state.dispatcher.monitor.views
+    return [
+        KnownScheduler(
+            name=submit.name,
+            job_id=key if key in jobs else None,
+            alive=not views[key].status.state.ended if key in jobs else not submit.unwanted,
+            wanted=not submit.unwanted,
+        )
+        for key, submit in {**jobs, **unanswered}.items()
+        if submit.kind == "scheduler"
+    ]
 
-    The present one is that of the contact, also if it has ended and nobody has noticed it. All others are cancelled.
-    """
-    views, dispatcher = state.dispatcher.monitor.views, state.dispatcher
-    schedulers = {job_id: submit for job_id, submit in jobs.items() if submit.kind == "scheduler"}
-    alive = [job_id for job_id in schedulers if job_id in views and not views[job_id].status.state.ended]
-    wanted = [job_id for job_id in alive if not schedulers[job_id].unwanted]
-    contact = await in_thread(directory.contact)
-    if contact is not None and contact.job_id in schedulers:
-        present: str | None = contact.job_id
-    elif contact is not None and wanted:  # the journal has the end of the job of the contact
-        present = wanted[0]
-    else:
-        submit = present_scheduler(schedulers.values(), "")
-        present = next((job_id for job_id, one in schedulers.items() if one is submit), None)
-    following = next((job_id for job_id in wanted if job_id != present), None)
-    left = [job_id for job_id in alive if job_id not in (present, following)]
-    if unwanted := {schedulers[job_id].name for job_id in left if job_id in wanted}:
+
+async def _end_surplus(state: ClusterState, surplus: Iterable[KnownScheduler]) -> None:
+    """Cancel scheduler jobs, also those that come into the queue later."""
+    dispatcher = state.dispatcher
+    for job in surplus:
+        if job.job_id is None:
+            dispatcher.expect(job.name)
+    if unwanted := [job.name for job in surplus if job.wanted]:
         dispatcher.will_cancel(unwanted)
     with suppress(BatchError):  # then each ends as soon as it reads the journal
-        await dispatcher.cancel(left)
-    return present, following
+        await dispatcher.cancel([job.job_id for job in surplus if job.job_id is not None])
 
 
 def _check_scheduler(state: ClusterState, directory: ClusterDirectory, jobs: Mapping[str, Submit]) -> None:
@@ -209,20 +209,17 @@ async def _check(state: ClusterState, scheduler: SchedulerJob | None, directory:
         raise ClusterError(f"cluster {state.name} has ended and cannot be taken over: {what}")
 
 
-def _with_dependency(job: SchedulerJob, submit: Submit, present: str | None) -> SchedulerJob:
-    """Return a job that should follow, with what holds it in the queue: the present scheduler job, or nothing."""
-    job.after_end = present if submit.after_end and submit.after_end == present else None
+def _attach_scheduler_job(state: ClusterState, job: SchedulerJob, submit: Submit, job_id: str | None) -> SchedulerJob:
+    """Take over a scheduler job, perhaps one that the queue does not show yet."""
+    job.after_end = submit.after_end or None
+    if job_id is None:
+        state.dispatcher.expect(job.name)
+        job.submitting(Submitting())
+    else:
+        job.record_id(job_id)
+        job.observe(now=state.now)
+    state.registry.add(job)
     return job
-
-
-def _expect_scheduler_job(state: ClusterState, submit: Submit, following: SchedulerJob) -> None:
-    """Take over the submit of a scheduler job that the queue does not show yet, if no other one follows."""
-    state.dispatcher.expect(submit.name)
-    if following.name != submit.name:
-        state.dispatcher.will_cancel([submit.name])
-        return
-    following.submitting(Submitting())
-    state.registry.add(following)
 
 
 def _expect_worker_job(state: ClusterState, submit: Submit) -> None:

@@ -102,6 +102,59 @@ class Tries:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KnownScheduler:
+    """A scheduler job that has not ended, as far as the journal says.
+
+    Attributes
+    ----------
+    name : str
+    job_id : str or None
+        None if its submit got no answer, and the queue does not show it.
+    alive : bool
+        Whether the queue reports that it has not ended, or may still accept it.
+    wanted : bool
+        Whether no manager has decided to end it.
+    """
+
+    name: str
+    job_id: str | None = None
+    alive: bool = True
+    wanted: bool = True
+
+
+def roles(
+    jobs: Sequence[KnownScheduler], served: str | None
+) -> tuple[KnownScheduler | None, KnownScheduler | None, list[KnownScheduler]]:
+    """Decide what the scheduler jobs are for of a cluster that another program takes over.
+
+    Parameters
+    ----------
+    jobs : sequence of KnownScheduler
+        In the order of the journal.
+    served : str or None
+        The job of the contact; None without a contact.
+
+    Returns
+    -------
+    present : KnownScheduler or None
+        The one on which the cluster depends, also if it has ended and nobody has noticed it.
+    following : KnownScheduler or None
+        The one that should follow it.
+    surplus : list of KnownScheduler
+        Those that are, or may be, in the queue and must end.
+    """
+    there = [job for job in jobs if job.job_id is not None]
+    ready = [job for job in there if job.alive and job.wanted]
+    unanswered = [job for job in jobs if job.alive and job.job_id is None]
+    by_contact = [job for job in there if job.job_id == served]
+    after_it = ready if served is not None else []  # the journal has the end of the job of the contact
+    wanted = [job for job in there if job.wanted]
+    present = next(iter([*by_contact, *after_it, *wanted, *reversed(there)]), None)
+    following = next((job for job in (*ready, *unanswered) if job is not present), None)
+    return present, following, [job for job in jobs if job.alive and job not in (present, following)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ObservedNext:
     """The scheduler job that was submitted before it is needed.
 

@@ -15,6 +15,7 @@ from hpcgpu.scaling.scheduler_restarts import (
     CancelEnded,
     DropNext,
     DropReplaced,
+    KnownScheduler,
     Lose,
     ObservedNext,
     ObservedScheduler,
@@ -25,6 +26,7 @@ from hpcgpu.scaling.scheduler_restarts import (
     ended_too_early,
     expected,
     next_is_due,
+    roles,
     too_many,
 )
 
@@ -209,3 +211,56 @@ def test_whatever_is_observed_there_is_one_scheduler_and_an_end_of_the_tries(sch
     if scheduler.gone and not scheduler.coming and scheduler.stopped is not None:
         settled = decide(replace(scheduler, certain=True), now=scheduler.tries.again_at)
         assert isinstance(settled, Restart | Lose), "it is never left as it is"
+
+
+def known(job_id: str, **other: bool) -> KnownScheduler:
+    return KnownScheduler(name=f"demo-scheduler{job_id}", job_id=job_id, **other)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "served", "present", "following"),
+    [
+        ([], None, None, None),
+        ([known("1"), known("2")], "1", "1", "2"),
+        ([known("1"), known("2")], "2", "2", "1"),
+        ([known("1", alive=False), known("2")], "1", "1", "2"),  # nobody has noticed its end
+        ([known("2", alive=False), known("3")], "1", "3", None),  # the journal has the end of that of the contact
+        ([known("2", alive=False)], "1", "2", None),
+        ([known("1", alive=False), known("2")], None, "1", "2"),  # it has removed its contact, because it ends
+        ([known("1"), known("2", wanted=False)], "1", "1", None),
+        ([known("1", wanted=False)], "1", "1", None),
+        ([known("1"), known("2", alive=False)], "1", "1", None),
+        ([known("1", wanted=False), known("2", wanted=False)], None, "2", None),
+        ([known("1"), KnownScheduler(name="without an answer")], "1", "1", "without an answer"),
+        ([known("1"), KnownScheduler(name="without an answer"), known("3")], "1", "1", "3"),
+    ],
+)
+def test_a_program_that_takes_a_cluster_over_keeps_one_scheduler_and_one_that_follows(
+    jobs: list[KnownScheduler], served: str | None, present: str | None, following: str | None
+) -> None:
+    kept = [(one.job_id or one.name) if one is not None else None for one in roles(jobs, served)[:2]]
+    assert kept == [present, following]
+
+
+@given(
+    st.lists(
+        st.builds(KnownScheduler, name=st.just(""), job_id=st.just(""), alive=st.booleans(), wanted=st.booleans()),
+        max_size=5,
+    ),
+    st.sampled_from([None, "0", "1", "2", "9"]),
+    st.integers(0, 5),
+)
+def test_whatever_another_program_finds_no_scheduler_job_is_left_without_a_role(
+    jobs: list[KnownScheduler], served: str | None, unanswered: int
+) -> None:
+    jobs = [
+        replace(job, name=f"s{n}", job_id=None if n == unanswered else str(n), alive=job.alive and n != unanswered)
+        for n, job in enumerate(jobs)
+    ]
+    present, following, surplus = roles(jobs, served)
+    assert following is None or (following.alive and following.wanted)
+    assert present is None or present.job_id is not None
+    assert (present is None) == all(job.job_id is None for job in jobs)
+    with_role = [job for job in (present, following, *surplus) if job is not None]
+    assert len({job.name for job in with_role}) == len(with_role), "each has one role"
+    assert {job.name for job in jobs if job.alive} <= {job.name for job in with_role}, "none is forgotten"
