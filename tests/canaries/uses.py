@@ -57,6 +57,9 @@ class Use:
 _KILLED = ("dask/distributed#2694", "dask/distributed#8202")
 _HTTP = ("dask/distributed#6407",)
 _AMM = ("dask/distributed#5381",)
+_LOSES = ("dask/distributed#3149", "dask/distributed#1110")
+_WHY = ("dask/distributed#8830", "dask/distributed#8690")
+_AGAIN = ("dask/distributed#436", "dask/distributed#5667")
 _OPENSSL = ("python/cpython#148594", "python/cpython#81891")
 
 
@@ -75,14 +78,18 @@ def _nanny(name: str, why: str, module: str) -> Use:
 
 def _client(name: str, why: str, kind: Kind = Kind.REPLACED) -> Use:
     """Return what reports to a client why its scheduler is gone."""
-    return Use(f"distributed.client.Client.{name}", "distributed", kind, why, ("hpcgpu.client.lost_scheduler",), _LOST)
+    return Use(
+        f"distributed.client.Client.{name}", "distributed", kind, why, ("hpcgpu.client.lost_scheduler",), _LOST, _WHY
+    )
 
 
 def _held(name: str, why: str, kind: Kind = Kind.REPLACED, *modules: str) -> Use:
     """Return what submits the futures of a client to another scheduler."""
     canary = "test_what_a_client_holds_is_submitted_again_to_another_scheduler"
     modules = modules or ("futures_to_replay",)
-    return Use(name, name.partition(".")[0], kind, why, tuple(f"hpcgpu.client.{one}" for one in modules), canary)
+    return Use(
+        name, name.partition(".")[0], kind, why, tuple(f"hpcgpu.client.{one}" for one in modules), canary, _AGAIN
+    )
 
 
 _CHARGED = "test_a_lost_worker_is_charged_to_its_tasks_only_when_hpcgpu_reports_it"
@@ -112,6 +119,7 @@ USES: tuple[Use, ...] = (
             "reports results that are lost for good to those who wait for them",
             ("hpcgpu.dask_scheduler.lost_results",),
             "test_results_that_are_lost_are_reported_by_what_hpcgpu_sets_and_sends",
+            _LOSES,
         )
         for name in (
             "distributed.scheduler.TaskState.exception",
@@ -160,6 +168,7 @@ USES: tuple[Use, ...] = (
         "leads a client that knows only an address to the dashboard behind Jupyter's login",
         ("hpcgpu.client.connect",),
         "test_a_client_shows_the_link_of_the_property_that_hpcgpu_replaces",
+        ("dask/distributed#6734",),
     ),
     _client("_reconnect", "asks why the scheduler is gone, before a client cancels what it waits for"),
     Use(
@@ -169,6 +178,7 @@ USES: tuple[Use, ...] = (
         "leads a client to the next scheduler of its cluster",
         ("hpcgpu.client.lost_scheduler",),
         "test_a_client_goes_on_with_another_scheduler",
+        _AGAIN,
     ),
     _held(
         "distributed.client.Client._send_to_scheduler", "keeps the graphs that a client submits, until it releases them"
@@ -211,6 +221,7 @@ USES: tuple[Use, ...] = (
         "a worker that starts without a package that a program uploaded ends, and takes no tasks",
         ("hpcgpu.dask_worker.uploaded_package",),
         "test_a_worker_that_starts_adds_its_plugins_by_the_method_that_hpcgpu_replaces",
+        ("dask/distributed#6906", "dask/distributed#8496"),
     ),
     Use(
         "distributed.worker.Worker.close",
@@ -237,6 +248,7 @@ USES: tuple[Use, ...] = (
         "a restart waits for a worker that ends later than a second after SIGKILL",
         ("hpcgpu.dask_worker.start_again",),
         "test_a_restart_waits_for_a_worker_that_ends_later_than_a_second_after_sigkill",
+        ("dask/distributed#6902",),
     ),
     Use(
         "distributed.worker.Worker.metrics",
@@ -374,6 +386,7 @@ USES: tuple[Use, ...] = (
         "keeps the buffer of a connection that gives up until UCX no longer writes to it, and limits what is logged",
         ("hpcgpu.fabric.ucx_memory",),
         "test_ucx_connections_exchange_tags_by_the_function_that_hpcgpu_replaces",
+        ("rapidsai/ucxx#98",),
     ),
     Use(
         "distributed._signals.wait_for_signals",
@@ -383,6 +396,7 @@ USES: tuple[Use, ...] = (
         "a job end with their scheduler ends the job",
         ("hpcgpu.runtime.dask_signals",),
         "test_dask_waits_for_signals_by_the_function_that_hpcgpu_replaces",
+        ("dask/distributed#699",),
     ),
     # dask-cuda
     Use(
