@@ -41,6 +41,11 @@ RESTART = CPU | {"on_scheduler_end": "restart"}
 GONE = "the scheduler of cluster demo is gone and another one is started"
 
 
+def held_by(hold: Path) -> dict[str, list[str]]:
+    """Options of a scheduler job that waits while this file is there."""
+    return {"job_script_prologue": [f"while [ -e {hold} ]; do sleep 0.1; done"]}
+
+
 def end_scheduler(client: Client, signum: int) -> None:
     """End the process of the scheduler, as its node, its limit of memory or its walltime does."""
     os.kill(client.run_on_scheduler(os.getpid), signum)
@@ -183,7 +188,7 @@ def test_a_cluster_ends_while_its_next_scheduler_waits(
     queue: LocalQueue, home: Path, tmp_path: Path, until: Until, by: str
 ) -> None:
     hold = tmp_path / "hold"
-    options = RESTART | {"scheduler": {"job_script_prologue": [f"while [ -e {hold} ]; do sleep 0.1; done"]}}
+    options = RESTART | {"scheduler": held_by(hold)}
     cluster = LocalGPUCluster(name="demo", jobs=1, **options)
     with cluster.get_client() as client:
         cluster.wait_for_workers(1)
@@ -213,7 +218,7 @@ def test_a_future_of_between_two_schedulers_reports_why_it_fails_if_no_scheduler
     queue: LocalQueue, tmp_path: Path, until: Until
 ) -> None:
     hold = tmp_path / "hold"
-    options = RESTART | {"scheduler": {"job_script_prologue": [f"while [ -e {hold} ]; do sleep 0.1; done"]}}
+    options = RESTART | {"scheduler": held_by(hold)}
     with LocalGPUCluster(name="demo", jobs=1, **options) as cluster:
         cluster.wait_for_workers(1)
         other = hpcgpu.connect("demo", quiet=True, set_as_default=False)
@@ -273,7 +278,7 @@ def test_commands_report_what_worker_jobs_wait_for_between_two_schedulers(
     queue: LocalQueue, tmp_path: Path, until: Until
 ) -> None:
     hold = tmp_path / "hold"
-    scheduler = {"gpus_per_node": 0, "job_script_prologue": [f"while [ -e {hold} ]; do sleep 0.1; done"]}
+    scheduler = {"gpus_per_node": 0, **held_by(hold)}
     options = GPU | {"jobs": 1, "on_scheduler_end": "restart", "restart_wait": "7m", "scheduler": scheduler}
     with LocalGPUCluster(name="demo", **options) as cluster:
         cluster.wait_for_workers(2)
@@ -314,7 +319,7 @@ def test_a_program_that_holds_workers_waits_for_the_next_scheduler(
     queue: LocalQueue, tmp_path: Path, until: Until
 ) -> None:
     hold = tmp_path / "hold"
-    scheduler = {"job_script_prologue": [f"while [ -e {hold} ]; do sleep 0.1; done"]}
+    scheduler = held_by(hold)
     with LocalGPUCluster(name="demo", jobs=1, **RESTART, resources={"x": 1}, scheduler=scheduler) as cluster:
         cluster.wait_for_workers(1)
         with cluster.get_client() as client, told(GONE), cluster.hold(1, resources={"x": 1}) as workers:
@@ -373,7 +378,7 @@ def test_a_new_client_waits_for_the_next_scheduler_and_jobs_that_end_meanwhile_a
     queue: LocalQueue, tmp_path: Path, until: Until
 ) -> None:
     hold = tmp_path / "hold"
-    options = RESTART | {"scheduler": {"job_script_prologue": [f"while [ -e {hold} ]; do sleep 0.1; done"]}}
+    options = RESTART | {"scheduler": held_by(hold)}
     with LocalGPUCluster(name="demo", jobs=2, **options) as cluster:
         cluster.wait_for_workers(2)
         with Client(cluster, set_as_default=False) as client, told(GONE):
@@ -395,7 +400,7 @@ def test_a_worker_job_that_must_end_does_so_though_its_scheduler_has_just_ended(
     queue: LocalQueue, tmp_path: Path, until: Until
 ) -> None:
     hold = tmp_path / "hold"
-    options = RESTART | {"scheduler": {"job_script_prologue": [f"while [ -e {hold} ]; do sleep 0.1; done"]}}
+    options = RESTART | {"scheduler": held_by(hold)}
     with LocalGPUCluster(name="demo", jobs=1, **options) as cluster:
         cluster.wait_for_workers(1)
         with cluster.get_client() as client, told(GONE):
