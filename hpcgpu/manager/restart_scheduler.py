@@ -244,7 +244,7 @@ class SchedulerRestarts:
 
         If it is not cancelled, it ends as soon as it reads the journal.
         """
-        dispatcher = self.state.dispatcher
+        dispatcher, job.standby = self.state.dispatcher, False  # if the queue shows it later, it comes too late
         try:
             if job.ended:
                 dispatcher.note_ends({job.name: job.job_id})

@@ -463,6 +463,24 @@ async def test_one_that_the_queue_holds_stays_until_the_queue_has_the_other_one(
     assert "demo-scheduler2" not in live(site) and "demo-scheduler3" in live(site)
 
 
+async def test_one_that_is_not_needed_any_more_is_cancelled_when_the_queue_shows_it_at_last(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.reconciler.order(Detach())
+    await site.passes(10)
+    site.queue.loses_answers = True
+    with monkeypatch.context() as hidden:
+        hidden.setattr(site.queue, "find", lambda name: [])
+        await shortly_before_the_end(site)
+        site.client.listening = False
+        site.says("demo-scheduler", JobState.TIMEOUT, end=site.now)
+        await site.polled()
+        await takes_over(site)
+    assert live(site) == ["demo-0", "demo-scheduler2", "demo-scheduler3"]
+    await site.passes(20)
+    assert "demo-scheduler3" not in live(site)
+
+
 async def test_the_time_for_which_the_queue_held_a_job_is_no_wait(site: Site) -> None:
     site.scheduler.after_end = "0"
     site.says("demo-scheduler", JobState.RUNNING, start=site.now + 20 * HOUR, end=site.now + 44 * HOUR)
