@@ -30,7 +30,7 @@ from hpcgpu.manager.submit_planned import Submitter
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.posix.full_disk import cannot_be_written
 from hpcgpu.scaling import worker_names
-from hpcgpu.scaling.decide_actions import Drain, End, EndAll, ObservedCluster, Submit, decide
+from hpcgpu.scaling.decide_actions import Drain, End, EndAll, Fail, ObservedCluster, Submit, decide
 from hpcgpu.scaling.policy_data import Decision, Limits
 from hpcgpu.scaling.replace_failed_jobs import STABLE
 from hpcgpu.scaling.scheduler_restarts import Lose, ObservedScheduler, SchedulerAction
@@ -65,6 +65,8 @@ class Reconciler:
         self.lost_jobs = LostJobs(state)
         #: Restarts the scheduler; None if the cluster ends with it.
         self.restarts: SchedulerRestarts | None = None
+        #: Why the cluster cannot continue, whatever its jobs do; empty if it can.
+        self._failure = ""
         self._silent_since: float | None = None
         self._silence_reported = False
         self.cancel_all = CancelAll(state)
@@ -192,8 +194,8 @@ class Reconciler:
             if state.cancelling:
                 await self.end_all()
             return
-        if self.lost_jobs.any_new() and self._stopped():  # the worker jobs may end before the scheduler
-            await self.fail(self._stopped())
+        if self.lost_jobs.any_new() and (stopped := self._stopped()):  # the worker jobs may end before the scheduler
+            await self.fail(stopped)
             return
         await self.refresh()
         await self.lost_jobs.record_ends()
@@ -333,8 +335,8 @@ class Reconciler:
         return ""
 
     async def fail(self, failure: str) -> None:
-        """Record that the cluster is lost, report it, and cancel its jobs."""
-        self._lose(failure)
+        """Record why the cluster cannot continue, decide, and wait until the queue has cancelled its jobs."""
+        self._failure = failure
         await self.end_all()
 
     def _lose(self, failure: str) -> None:
@@ -472,10 +474,12 @@ class Reconciler:
             # no other decision comes before the scheduler answers, and the recorded reason is older than the actions
             self.decide()
 
-    def _act_on_cluster(self, action: EndAll | SchedulerAction | None) -> None:
+    def _act_on_cluster(self, action: EndAll | Fail | SchedulerAction | None) -> None:
         """End all jobs, or carry out what was decided about the scheduler."""
         if isinstance(action, EndAll):
             self.cancel_all.begin()
+        elif isinstance(action, Fail):
+            self._lose(action.why)
         elif isinstance(action, Lose):
             self._lose(self._stopped() or self._loss(action.why))
         elif action is not None and self.restarts is not None:
@@ -486,8 +490,8 @@ class Reconciler:
         state, now = self.state, self.state.now
         if state.cancelling:
             return ObservedCluster(over=True, retry_at=0.0 if state.phase.closing else self.cancel_all.retry_at)
-        if state.scheduler is None or not (state.scheduler.submit_done or state.phase.restarting):
-            return ObservedCluster(submitted=False)
+        if self._failure or state.scheduler is None or not (state.scheduler.submit_done or state.phase.restarting):
+            return ObservedCluster(submitted=False, failure=self._failure)
         for group in groups:
             self.lost_jobs.record_absent(group)
         reachable, restarting = state.client is not None, state.phase.restarting

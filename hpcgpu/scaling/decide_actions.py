@@ -123,6 +123,8 @@ class ObservedCluster:
         submitted: the scheduler job comes first.
     over : bool
         Whether all its jobs must end: the user closes it, or it cannot continue.
+    failure : str
+        Why it cannot continue, whatever its jobs do; empty if it can.
     retry_at : float
         Epoch seconds before which the cancel of all jobs is not tried again.
     """
@@ -133,6 +135,7 @@ class ObservedCluster:
     reachable: bool = True
     restarting: bool = False
     over: bool = False
+    failure: str = ""
     retry_at: float = 0.0
 
 
@@ -169,6 +172,13 @@ class EndAll:
 
 
 @dataclass(frozen=True)
+class Fail:
+    """Report that the cluster is lost, and close it."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class DecidedGroup:
     """The actions for one group, in this order, and the decision on its size that caused them."""
 
@@ -182,12 +192,12 @@ class Decided:
 
     Attributes
     ----------
-    cluster : EndAll or SchedulerAction or None
+    cluster : EndAll or Fail or SchedulerAction or None
     groups : sequence of DecidedGroup
         In the order of the groups; empty while nothing can be done for them.
     """
 
-    cluster: EndAll | SchedulerAction | None = None
+    cluster: EndAll | Fail | SchedulerAction | None = None
     groups: Sequence[DecidedGroup] = ()
 
 
@@ -202,6 +212,8 @@ def decide(cluster: ObservedCluster, *, now: float) -> Decided:
     """
     if cluster.over:
         return Decided(EndAll() if now >= cluster.retry_at else None)
+    if cluster.failure:
+        return Decided(Fail(cluster.failure))
     if not cluster.submitted:
         return Decided()
     action = scheduler_restarts.decide(cluster.scheduler, now=now)

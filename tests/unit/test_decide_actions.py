@@ -16,6 +16,7 @@ from hpcgpu.scaling.decide_actions import (
     Drain,
     End,
     EndAll,
+    Fail,
     ObservedCluster,
     ObservedGroup,
     ObservedJob,
@@ -191,6 +192,9 @@ def test_whatever_is_observed_the_actions_are_sound(group: ObservedGroup, other:
     ends = replace(ObservedCluster(groups=[group, other], over=True), **known)
     assert decide(ends, now=NOW) == Decided(EndAll()), "whatever its jobs do"
     assert decide(replace(ends, retry_at=NOW + 1), now=NOW) == Decided(), "the queue has refused it a moment ago"
+    assert decide(replace(ends, failure="its name is lost"), now=NOW) == Decided(EndAll()), "it is lost once"
+    lost = replace(ends, over=False, failure="its name is lost", submitted=scheduler == "works")
+    assert decide(lost, now=NOW) == Decided(Fail("its name is lost"))
     assert decided(group, submitted=False) == (), "no worker job comes before the scheduler job"
     jobs, ended = {job.name: job for job in group.jobs}, list[str]()
     for action in one.actions:
