@@ -6,12 +6,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from distributed import Client, Event, Scheduler, Worker
 from distributed.core import Status
 
+from hpcgpu.configuration.resolve import resolve
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
+from hpcgpu.jobs.local_scheduler import LocalScheduler
+from hpcgpu.store import certificates_and_keys, create_directory
 
 
 async def wait_for(name: str) -> None:
@@ -102,9 +106,21 @@ async def test_a_scheduler_ends_after_the_limit_without_work_and_work_begins_tha
         works[0] = False
         await step(3000)
         assert await client.submit(abs, -1) == 1
+        while scheduler.check_idle() is None:  # Dask's own check, between two steps
+            pass
         for _ in range(2):
             await step(3000)
         assert scheduler.status is Status.running, "a task ran between two steps"
         for _ in range(2):
             await step(3000)
         assert scheduler.status is not Status.running
+
+
+async def test_a_scheduler_in_the_program_applies_the_limits_and_dask_none(tmp_path: Path) -> None:
+    directory = create_directory.claim(tmp_path / "demo", lambda submits: [], system="local")
+    certificates_and_keys.create(directory, 3600, waits=False)
+    options = resolve("local", {"idle_timeout": "1h"})
+    async with LocalScheduler(options, certificates_and_keys.security(directory), directory) as scheduler:
+        assert not scheduler.idle_timeout and not scheduler.worker_ttl
+        extension = scheduler.plugins["hpcgpu"]
+        assert (extension.idle_time.limit, extension.silence.limit) == (3600.0, 300.0)
