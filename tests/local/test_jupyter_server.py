@@ -164,9 +164,10 @@ def cluster(shared_queue: LocalQueue) -> Iterator[LocalGPUCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module", params=["/", "/user/ada/"])
-def server(cluster: LocalGPUCluster, shared_home: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
-    with jupyter_server(shared_home / f"jupyter-{quote(request.param, safe='')}", request.param) as server:
+@pytest.fixture(scope="module")
+def server(cluster: LocalGPUCluster, shared_home: Path) -> Iterator[Server]:
+    """As a hub has it; tests/browser/test_dashboard_frame.py has one without a path prefix, too."""
+    with jupyter_server(shared_home / "jupyter", "/user/ada/") as server:
         yield server
 
 
@@ -174,9 +175,6 @@ def server(cluster: LocalGPUCluster, shared_home: Path, request: pytest.FixtureR
 def own_server(home: Path) -> Iterator[Server]:
     with jupyter_server(home / "jupyter", "/user/ada/") as server:
         yield server
-
-
-under_a_prefix = pytest.mark.parametrize("server", ["/user/ada/"], indirect=True)
 
 
 def test_pages_and_api_want_a_login(server: Server) -> None:
@@ -235,7 +233,6 @@ def test_the_api_shows_scales_and_stops_a_cluster(own_server: Server, queue: Loc
         assert server.ask("hpcgpu/api/clusters") == (200, {"clusters": []})
 
 
-@under_a_prefix
 def test_a_message_reaches_a_widget_while_a_cell_of_its_kernel_runs(server: Server) -> None:
     pytest.importorskip("ipykernel", reason="ipykernel is not installed")
     name, printed = server.place / "name", list[str]()
@@ -262,7 +259,6 @@ print(messages.get(timeout=150), oct(inbox._path.parent.stat().st_mode))
     )
 
 
-@under_a_prefix
 def test_the_end_of_a_log_is_shown(server: Server, cluster: LocalGPUCluster) -> None:
     [log] = cluster.directory.logs.glob("demo-0-*")
     with open(log, "a") as file:
@@ -347,7 +343,6 @@ for client in clients:
     assert server.fetch(path.removeprefix(server.base), **LOGIN).code == 200
 
 
-@under_a_prefix
 def test_who_navigates_gets_a_page_of_ours_and_a_frame_without_an_origin(
     server: Server, cluster: LocalGPUCluster
 ) -> None:
@@ -373,7 +368,6 @@ def test_who_navigates_gets_a_page_of_ours_and_a_frame_without_an_origin(
         assert answer.code == 200 and answer.body.count(b"<script") == 1 and b'"onload' not in answer.body
 
 
-@under_a_prefix
 def test_a_page_of_another_server_reaches_nothing(server: Server, cluster: LocalGPUCluster) -> None:
     opened = server.fetch(f"hpcgpu/?token={TOKEN}")
     assert opened.code == 200 and "default-src 'none'" in opened.headers["Content-Security-Policy"]
@@ -392,7 +386,6 @@ def test_a_page_of_another_server_reaches_nothing(server: Server, cluster: Local
     assert server.fetch(*scale[:2], {"jobs": 1}, **ours, **{"X-XSRFToken": xsrf}).code == 200
 
 
-@under_a_prefix
 def test_only_the_host_and_port_of_the_contact_are_reached(server: Server, cluster: LocalGPUCluster) -> None:
     port = int(cluster.directory.contact().dashboard.rpartition(":")[2])  # type: ignore[union-attr]
     for path in (
@@ -419,7 +412,6 @@ def test_only_the_host_and_port_of_the_contact_are_reached(server: Server, clust
         assert server.fetch("hpcgpu/dashboard/demo/status", method, {}, **LOGIN).code == 405
 
 
-@under_a_prefix
 def test_another_program_on_the_port_of_a_dashboard_gets_no_token_and_shows_nothing(
     server: Server, cluster: LocalGPUCluster
 ) -> None:
@@ -454,7 +446,6 @@ def test_another_program_on_the_port_of_a_dashboard_gets_no_token_and_shows_noth
     assert server.fetch("hpcgpu/dashboard/demo/status", **LOGIN).code == 200, "the contact is read anew"
 
 
-@under_a_prefix
 def test_what_other_users_can_change_is_not_used(server: Server, cluster: LocalGPUCluster) -> None:
     path = cluster.directory.path
     path.chmod(0o777)
