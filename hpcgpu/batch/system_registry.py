@@ -167,12 +167,12 @@ def common_templates() -> Path:
 
 def names() -> list[str]:
     """Return the names of all batch systems, without loading them."""
-    return sorted(_own() | _others())
+    return sorted(_own_entry_points() | _others())
 
 
 def incomplete(name: str) -> str:
     """Return why a broken installation has no batch system of that name; empty if the installation is not broken."""
-    if _own():
+    if _own_entry_points():
         return ""
     return (
         f"the batch system {name!r} cannot be found: this installation of hpcgpu does not list its batch systems. "
@@ -190,7 +190,7 @@ def system(name: str) -> System:
     """
     if problem := incomplete(name):
         raise OptionError(problem)
-    entry = _own().get(name) or _others().get(name)
+    entry = _own_entry_points().get(name) or _others().get(name)
     if entry is None:
         more = f"; {hint}" if (hint := plugins_to_install.advice(name)) else ""
         raise OptionError(f"unknown batch system {name!r}: the batch systems are {', '.join(names())}{more}")
@@ -214,7 +214,7 @@ def fallback() -> System:
 
 
 @functools.cache
-def _own() -> dict[str, EntryPoint]:
+def _own_entry_points() -> dict[str, EntryPoint]:
     """Entry points of hpcgpu itself."""
     from importlib.metadata import Distribution, PackageNotFoundError  # a third of what a job's supervisor imports
 

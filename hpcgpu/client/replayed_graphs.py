@@ -130,7 +130,7 @@ class _Tasks:
     """
 
     def __init__(self, there: Collection[Hashable]) -> None:
-        self._there = frozenset(there)
+        self._on_scheduler = frozenset(there)
         #: Those of them that `needed` has come upon.
         self.used: set[Hashable] = set()
         self._read: dict[Call, tuple[Mapping[Hashable, Any], Mapping[str, Mapping[Hashable, Any]]]] = {}
@@ -170,7 +170,7 @@ class _Tasks:
             if key in needed[call]:
                 continue
             needed[call].add(key)
-            self.used |= self._of(call)[0][key].dependencies & self._there
+            self.used |= self._of(call)[0][key].dependencies & self._on_scheduler
             for task in self._inputs((call, key)):
                 stack.append(task)
                 if task[0] is not call and task[0] is not None:
@@ -230,5 +230,5 @@ class _Tasks:
         call, key = task
         assert call is not None
         tasks = self._of(call)[0]
-        for one in tasks[key].dependencies - self._there:
+        for one in tasks[key].dependencies - self._on_scheduler:
             yield (call if one in tasks else call.inputs.get(one)), one

@@ -117,7 +117,7 @@ class ClusterBySSH:
             self._start()
             if self._waits:
                 try:
-                    self._reach()
+                    self._reach_cluster()
                 except BaseException:
                     self.close()
                     raise
@@ -160,10 +160,10 @@ class ClusterBySSH:
         return self
 
     def _open_tunnel(self) -> None:
-        with suppress(HpcgpuError, OSError):  # `_reach` tries again, and reports the error
+        with suppress(HpcgpuError, OSError):  # `_reach_cluster` tries again, and reports the error
             reached_by_ssh.tunnel_of(self.login)
 
-    def _reach(self, timeout: float | None = None) -> ReachedCluster:
+    def _reach_cluster(self, timeout: float | None = None) -> ReachedCluster:
         """Return the way to its scheduler, after a wait for it."""
         self._check_usable()
         if self._reached is None:
@@ -199,7 +199,7 @@ class ClusterBySSH:
         if self._asynchronous and self._reached is None:
             self._check_usable()
             raise ClusterError(f"cluster {self._name} waits for its scheduler: `await cluster.get_client()`")
-        return self._reach(timeout)
+        return self._reach_cluster(timeout)
 
     def _do(self, work: Callable[[], _T], *, changes_cluster: bool = False) -> _T:
         """Do what waits for the login node; beside the event loop of an asynchronous program, which awaits it."""
@@ -260,7 +260,7 @@ class ClusterBySSH:
         try:
             await self._begin(self._start, changes_cluster=True)
             if self._waits:
-                await self._begin(self._reach)
+                await self._begin(self._reach_cluster)
         except BaseException:
             await self._close_later(jobs=self._ends_jobs)
             raise
@@ -284,7 +284,7 @@ class ClusterBySSH:
         return client
 
     async def _client_later(self) -> Client:
-        await self._begin(self._reach)
+        await self._begin(self._reach_cluster)
         return await self.get_client()
 
     @property
@@ -302,7 +302,7 @@ class ClusterBySSH:
         Everybody on this machine who has the link can read the dashboard.
         """
         if not self._asynchronous:
-            self._reach()
+            self._reach_cluster()
         return self.dashboard_here(token=True)
 
     # The cluster
@@ -344,7 +344,7 @@ class ClusterBySSH:
         return self._do(lambda: self._wait_for_workers(n_workers, limit))
 
     def _wait_for_workers(self, n_workers: int | None, limit: float | None) -> None:
-        self._reach(limit)
+        self._reach_cluster(limit)
         more = ["--n-workers", str(n_workers)] if n_workers is not None else []
         more += ["--timeout", str(limit)] if limit is not None else []
         self.login.call_again(["wait-for-workers", *more, "--", self._named], show_errors=not self.quiet)
@@ -409,7 +409,7 @@ class ClusterBySSH:
             return upload_package(client, path)
 
     async def _upload_later(self, path: str | Path) -> Any:
-        await self._begin(self._reach)
+        await self._begin(self._reach_cluster)
         async with self._client(default=False) as client:
             return await upload(client, path)
 

@@ -103,10 +103,10 @@ class ManagerLease:
     async def step(self, seconds: float) -> None:
         """Count so many seconds of silence; close the scheduler if the lease has ended, and the cluster needs one."""
         self._silence += seconds
-        if not self._over:
+        if not self._lease_ended:
             return
         released = await in_thread(self._released)
-        if not self._over:  # a heartbeat came meanwhile
+        if not self._lease_ended:  # a heartbeat came meanwhile
             return
         if released:  # it is read again after another lease
             self._silence, self._present = 0.0, False
@@ -118,5 +118,5 @@ class ManagerLease:
         await self.scheduler.close(reason="hpcgpu-lease")
 
     @property
-    def _over(self) -> bool:
+    def _lease_ended(self) -> bool:
         return self.seconds is not None and self._silence >= self.seconds

@@ -48,14 +48,14 @@ class Calls:
     def __init__(
         self, scheduler: Scheduler, silence: Silence, held: Callable[[WorkerState], bool] = lambda ws: False
     ) -> None:
-        self.scheduler, self._silence, self._held = scheduler, silence, held
+        self.scheduler, self._silence, self._is_held = scheduler, silence, held
         #: The names of the calls that were passed on to each worker and are not answered yet.
         self._forwarded: dict[str, list[str]] = {}
         self.silent = PeriodicCallback(self.query_silent_workers, _SILENT * 1000)
 
     def running(self, ws: WorkerState) -> int:
         """Return how many calls a worker runs, as far as the scheduler has a record."""
-        return len(self.names(ws)) + self._held(ws)
+        return len(self.names(ws)) + self._is_held(ws)
 
     def names(self, ws: WorkerState) -> list[str]:
         """Return the names of the calls that a worker runs; a name is empty if only the worker has it."""

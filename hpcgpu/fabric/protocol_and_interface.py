@@ -102,11 +102,13 @@ def decide(node: Node, protocol: str, interface: str | None, *, gpu: bool) -> Tr
             "ucx" if protocol == "ucx" else "tcp",
             chosen,
             network,
-            f"{protocol.upper()}{_over(chosen)}: set by the option `protocol`",
+            f"{protocol.upper()}{_over_interface(chosen)}: set by the option `protocol`",
         )
     if lacking := _lacking(node, interface, gpu=gpu):
-        return TransportChoice("tcp", chosen, network, f"TCP{_over(chosen)}: {lacking}")
-    return TransportChoice("ucx", chosen, network, f"UCX over InfiniBand ({', '.join(node.ports)}){_over(chosen)}")
+        return TransportChoice("tcp", chosen, network, f"TCP{_over_interface(chosen)}: {lacking}")
+    return TransportChoice(
+        "ucx", chosen, network, f"UCX over InfiniBand ({', '.join(node.ports)}){_over_interface(chosen)}"
+    )
 
 
 def incompatibility(choice: TransportChoice, node: Node, protocol: str, interface: str | None) -> str:
@@ -242,7 +244,7 @@ def without_rdma(node: Node, choice: TransportChoice) -> str:
     )
 
 
-def _over(interface: str | None) -> str:
+def _over_interface(interface: str | None) -> str:
     return f" over {interface}" if interface else ""
 
 

@@ -103,7 +103,7 @@ class _Standby:
     """
 
     def __init__(self, directory: ClusterDirectory, batch: BatchSystem, own: OwnJob) -> None:
-        self._directory, self._batch, self._own = directory, batch, own
+        self._directory, self._batch, self._own_job = directory, batch, own
         self._present: _Present | None = None
         self._planned = False
 
@@ -117,7 +117,7 @@ class _Standby:
         OSError, ValueError
             The files of the cluster cannot be read now.
         """
-        directory, own = self._directory, self._own
+        directory, own = self._directory, self._own_job
         if directory.closing or (directory.encrypted and not directory.tls.is_dir()):
             raise LaunchError(f"the cluster in {directory.path} is closed: this job ends")
         contact = directory.certain_contact()

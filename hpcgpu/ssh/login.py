@@ -107,12 +107,12 @@ class Login:
         # ssh's own %C makes the path of a socket too long where temporary directories have long names, as on macOS
         return _private_directory() / hashlib.sha256(self.host.encode(errors="surrogateescape")).hexdigest()[:16]
 
-    def _own(self) -> tuple[str, ...]:
+    def _own_socket_option(self) -> tuple[str, ...]:
         return ("-o", f"ControlPath={str(self._socket()).replace('%', '%%')}")
 
     def _opens(self, *more: str, persist: object = _PERSIST) -> list[str]:
         options = ("-o", "ControlMaster=yes", "-o", f"ControlPersist={persist}")
-        return ["ssh", "-fN", *_SAFE, *_TIMES, *options, *self._own(), *more, "--", self.host]
+        return ["ssh", "-fN", *_SAFE, *_TIMES, *options, *self._own_socket_option(), *more, "--", self.host]
 
     def _shared(self, *options: str) -> bool:
         """Whether there is a connection that can be used."""
@@ -121,7 +121,7 @@ class Login:
 
     def is_open(self) -> bool:
         """Whether there is a connection that can be shared; the network is not asked."""
-        return _SHARES and (self._shared() or self._shared(*self._own()))
+        return _SHARES and (self._shared() or self._shared(*self._own_socket_option()))
 
     def connect(self, *, asks: bool = True) -> None:
         """Find or open the connection.
@@ -145,7 +145,7 @@ class Login:
         if self._shared():
             self._options = ()
             return
-        self._options = self._own()
+        self._options = self._own_socket_option()
         if self._shared(*self._options):
             return
         if self._needs_person and not asks:

@@ -66,7 +66,7 @@ class RemoteCommand:
         self.silent = 0.0
         self._pieces = queue.SimpleQueue[bytes]()
         #: Whether nobody wants more of the output: it may come without end.
-        self._over = False
+        self._unwanted = False
         #: When something came last, and when this program checked that last.
         self._last_received = self._last_check = 0.0
         #: The error that the command has reported.
@@ -116,9 +116,9 @@ class RemoteCommand:
             process.kill()
             raise
         finally:
-            self._over = process.wait() < 0
+            self._unwanted = process.wait() < 0
             # if ssh was ended, the process that shares its connection may keep these open
-            shown.join(_CHECK if self._over else None)
+            shown.join(_CHECK if self._unwanted else None)
             with contextlib.suppress(OSError):
                 process.stdin.close()
 
@@ -171,7 +171,7 @@ class RemoteCommand:
     def _read_output(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as stream:
-            while not self._over and (piece := stream.read1(_PIECE)):  # type: ignore[attr-defined]
+            while not self._unwanted and (piece := stream.read1(_PIECE)):  # type: ignore[attr-defined]
                 self._pieces.put(piece)
         self._pieces.put(b"")
 
@@ -182,7 +182,7 @@ class RemoteCommand:
                 self._last_received = time.monotonic() if self.far_side is not None else self._last_received
                 if rest := line.removesuffix(ALIVE):
                     self._receive_error(rest)
-                if self._over:
+                if self._unwanted:
                     return
 
     def _receive_error(self, line: bytes) -> None:

@@ -80,9 +80,9 @@ class Stream:
         """Close it in both directions."""
         if not self.closed:
             self._streams.send(_CLOSE, self.number, reason.encode())
-            self._over(reason)
+            self._mark_closed(reason)
 
-    def _over(self, reason: str) -> None:
+    def _mark_closed(self, reason: str) -> None:
         self.closed, self.reason = True, reason
         self._streams.remove(self.number)
         self._arrived.put_nowait(b"")
@@ -94,7 +94,7 @@ class Stream:
             self._window += _GRANT.unpack(content)[0]
             self._room.set()
         elif kind == _CLOSE:
-            self._over(content.decode(errors="replace"))
+            self._mark_closed(content.decode(errors="replace"))
         else:
             self._arrived.put_nowait(content)  # empty at the end
 

@@ -109,7 +109,7 @@ def test_no_distribution_replaces_a_system_of_hpcgpu(brought) -> None:
 
 
 def test_an_installation_without_entry_points_names_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(system_registry, "_own", dict)
+    monkeypatch.setattr(system_registry, "_own_entry_points", dict)
     monkeypatch.setattr(system_registry, "_others", dict)
     with pytest.raises(OptionError, match="Install hpcgpu again"):
         system("slurm")

@@ -274,7 +274,7 @@ class PBS(CommandBatch):
                 self.sleep(_HOLD_PAUSE)
             chunk = waiting[first : first + _HELD_AT_ONCE]
             try:
-                self._delete(self._held(chunk))
+                self._delete(self._hold_waiting(chunk))
             except BaseException:
                 self._release(chunk)
                 raise
@@ -288,7 +288,7 @@ class PBS(CommandBatch):
         jobs = self._qstat(ids)
         return [job_id for job_id, job in jobs.items() if _STATES.get(job.get("job_state", "")) is JobState.PENDING]
 
-    def _held(self, ids: list[str]) -> list[str]:
+    def _hold_waiting(self, ids: list[str]) -> list[str]:
         """Hold the jobs that wait, so that none can start meanwhile, and return them.
 
         qdel has no filter by state. A hold has no effect on a running job that is not to be checkpointed (OpenPBS,
