@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from dask import config
 
-from hpcgpu.dask_worker import accept_tasks, count_calls, start_again, uploaded_package
+from hpcgpu.dask_worker import accept_tasks, count_calls, start_again, uploaded_package, worker_pages
 from hpcgpu.dask_worker.gpu_metrics import GPUS, METRIC, SENT, Device
 from hpcgpu.fabric import authenticated_tcp, tls_connections, ucx_authentication
 from hpcgpu.fabric.connection_report import NODE
@@ -63,6 +63,7 @@ def dask_setup(server: Worker | Nanny) -> None:
         uploaded_package.require_packages(server)
         start_again.start_again(server, ClusterDirectory(Path(os.environ["HPCGPU_CLUSTER_DIRECTORY"])))
         preemption.ignore_warning()
+        worker_pages.add_when_requested(server)
         server.metrics[SENT] = lambda worker: worker.transfer_outgoing_bytes_total
         gpus = int(os.environ.get(GPUS, "0"))
         server.startup_information[GPUS] = lambda worker: gpus

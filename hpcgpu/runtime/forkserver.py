@@ -48,7 +48,7 @@ _AGAIN = "HPCGPU_STARTED_AGAIN"
 #: Modules that every worker imports. Those that are not installed are left out.
 _MODULES = (
     "distributed",
-    "distributed.dashboard.worker",
+    "distributed.http.worker.prometheus",
     "hpcgpu.software.compare_environments",
     "hpcgpu.fabric.ucx_authentication",
     "hpcgpu.fabric.connection_report",

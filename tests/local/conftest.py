@@ -22,6 +22,7 @@ WITH_BOKEH = {
     "test_listeners",
     "test_plain_install",
     "test_whole_demo",
+    "test_worker_pages",
     "test_worker_start",
 }
 
