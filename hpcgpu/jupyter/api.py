@@ -93,11 +93,13 @@ class Request(_WithSnapshots):
 
     @answering
     async def post(self, name: str, what: str) -> Any:
-        """Scale, adapt or stop the cluster."""
+        """Scale, adapt, detach or stop the cluster."""
         directory, given = await cluster(name, any_format=what == "stop"), self.body()
         try:
             if what == "stop":
                 await in_thread(stop_all, directory)
+            elif what == "detach":
+                await in_thread(change_size.detach, directory)
             else:
                 await in_thread(_resize, directory, what, given)
         finally:

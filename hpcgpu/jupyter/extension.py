@@ -39,7 +39,7 @@ def load(server: Any) -> None:
         (r"/static/([A-Za-z0-9_-]+\.(?:js|css|svg))", Static, folders),
         (r"/api/clusters", Clusters, snapshots),
         (rf"/api/clusters/{_NAME}", OneCluster, snapshots),
-        (rf"/api/clusters/{_NAME}/(scale|adapt|stop)", Request, snapshots),
+        (rf"/api/clusters/{_NAME}/(scale|adapt|detach|stop)", Request, snapshots),
         (rf"/api/clusters/{_NAME}/logs", Logs),
         (r"/api/profiles", Profiles),
     ]

@@ -14,8 +14,9 @@ import yaml
 from browser import ATTACK, Jupyter, Servers, dask_in, plots_follow_the_work
 
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.existing_clusters.lookup import locate
 from tests.conftest import live, wait_until
-from tests.helpers import CPU, ON_CPUS, hpcgpu
+from tests.helpers import CPU, ON_CPUS, hpcgpu, kill_program
 
 pytestmark = pytest.mark.shows("Notebooks and the page of JupyterLab")
 
@@ -95,6 +96,20 @@ def test_the_launcher_opens_a_page_that_starts_and_stops_a_cluster_and_leads_to_
     clusters.get_by_text("No clusters.").wait_for()
     wait_until(lambda: not live(shared_queue), "its jobs end")
     assert not (shared_home / "clusters" / NAME / "dashboard.token").exists() and page.errors == []
+
+
+def test_a_click_detaches_a_cluster_whose_program_was_killed(
+    lab: Jupyter, page: Any, home: Path, shared_queue: LocalQueue
+) -> None:
+    kill_program(CPU | {"name": "orphan", "jobs": 1})
+    assert not locate("orphan").detached, "its lease runs"
+    page.goto(f"{lab.url}hpcgpu/?token={lab.token}#orphan")
+    picture = page.locator(".hpcgpu")
+    picture.get_by_role("button", name="Detach").click()
+    picture.get_by_role("alertdialog").get_by_role("button", name="Detach").click()
+    picture.get_by_role("button", name="Detach").wait_for(state="hidden")
+    assert locate("orphan").detached and len(live(shared_queue)) == 2
+    assert hpcgpu("stop", "orphan").returncode == 0 and page.errors == []
 
 
 def test_the_form_can_express_the_first_program_of_the_readme(lab: Jupyter, page: Any, shared_home: Path) -> None:

@@ -200,7 +200,7 @@ def test_who_may_only_read_changes_nothing(cluster: LocalGPUCluster, shared_home
     assert not cluster.directory.closing
 
 
-def test_the_api_shows_scales_and_stops_a_cluster(own_server: Server, queue: LocalQueue) -> None:
+def test_the_api_shows_scales_detaches_and_stops_a_cluster(own_server: Server, queue: LocalQueue) -> None:
     server = own_server
     with LocalGPUCluster(name="demo", jobs=1, **CPU) as cluster:
         cluster.wait_for_workers(timeout=150)
@@ -229,6 +229,9 @@ def test_the_api_shows_scales_and_stops_a_cluster(own_server: Server, queue: Loc
         ):
             code, answer = server.ask("hpcgpu/api/clusters/demo/scale", request)
             assert code in (400, 409) and words in answer["message"]
+        assert not cluster.directory.detached
+        assert server.ask("hpcgpu/api/clusters/demo/detach", {}) == (200, {"name": "demo"})
+        assert cluster.managing and cluster.directory.detached
         assert server.ask("hpcgpu/api/clusters/demo/stop", {}) == (200, {"name": "demo"})
         assert server.ask("hpcgpu/api/clusters") == (200, {"clusters": []})
 

@@ -93,7 +93,8 @@ function select(name) {
   const picture = el("div");
   detail.replaceChildren(el("h2", { textContent: "Cluster" }), picture, ...code(name));
   const actions = serverActions(base, name);
-  const stop = actions.stop;
+  const { detach, stop } = actions;
+  actions.detach = () => detach().finally(show);
   actions.stop = async (...given) => {
     await stop(...given);
     await list();

@@ -90,6 +90,8 @@ function follow(model, place) {
   const lives = () => !over(shown);
   const doing = {
     ...Object.fromEntries(Object.keys(kernel).map((what) => [what, (...given) => (server?.[what] ?? kernel[what])(...given)])),
+    // The program that has the cluster leaves it. After its end the server detaches the cluster.
+    detach: (note) => (gone && server ? server.detach() : kernel.detach(note)),
     // The program that has the cluster closes it. If it is busy the server stops the cluster; to close it twice does no harm.
     stop: async (note) => {
       try {

@@ -7,7 +7,7 @@
 //       const view = clusterView(element, { actions: serverActions(base, name) });
 //       view.update(snapshot);   // again with each new snapshot; what the user has typed and opened stays
 //
-// Actions that are not given have no control: serverActions has no `detach`.
+// Actions that are not given have no control.
 // Text of others (names, reasons, logs) reaches the page by textContent and attributes alone, never as HTML.
 
 const MANY = 20; // of more jobs the table shows a summary and a few
@@ -620,12 +620,12 @@ function controls(actions) {
     yes.focus();
   }
 
+  const detach = el("button", { type: "button", title: "The cluster continues without its program" }, "Detach");
   if (actions.detach) {
-    const button = el("button", { type: "button", title: "The cluster continues without this program" }, "Detach");
-    button.addEventListener("click", () =>
-      ask(button, "Detach? The cluster continues without this program.", "Detach", "Detaching ...", "Detached.", actions.detach),
+    detach.addEventListener("click", () =>
+      ask(detach, "Detach? The cluster continues without its program.", "Detach", "Detaching ...", "Detached.", actions.detach),
     );
-    ends.append(button);
+    ends.append(detach);
   }
   if (actions.stop) {
     const button = el("button", { type: "button" }, "Stop");
@@ -653,6 +653,7 @@ function controls(actions) {
       most.value = String(first.maximum ?? Math.max(1, first.target));
       filled = true;
     }
+    detach.hidden = Boolean(actions.remote && snapshot.detached); // a program can also leave a detached cluster
     bars.hidden = ["closed", "ended"].includes(snapshot.state);
     if (bars.hidden) confirm.hidden = true;
   }
@@ -752,8 +753,10 @@ export function sameCluster(before, after) {
 export function serverActions(base, name) {
   const address = clusterAddress(base, name);
   return {
+    remote: true, // no program makes the request: none leaves the cluster
     scale: (body) => request(`${address}/scale`, body),
     adapt: (body) => request(`${address}/adapt`, body),
+    detach: () => request(`${address}/detach`, {}),
     stop: () => request(`${address}/stop`, {}),
     log: async (job) => (await request(`${address}/logs?job=${encodeURIComponent(job)}`)).text,
   };

@@ -38,7 +38,7 @@ export function showStored(place, picture, before, base) {
   };
   const plain = serverActions(base, before.name);
   const thenPoll = (what) => (body) => plain[what](body).finally(poll);
-  const actions = { ...plain, ...Object.fromEntries(["scale", "adapt", "stop"].map((what) => [what, thenPoll(what)])) };
+  const actions = { ...plain, ...Object.fromEntries(["scale", "adapt", "detach", "stop"].map((what) => [what, thenPoll(what)])) };
   const timer = setInterval(() => place.isConnected && document.visibilityState === "visible" && !(shown && over(shown)) && poll(), POLL);
   poll();
   return () => {
