@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hpcgpu.batch.base import After, BatchSystem
+from hpcgpu.batch.base import After, BatchSystem, JobState, JobStatus, state_named
 from hpcgpu.display.counts_and_durations import MANY, listed
 from hpcgpu.errors import AmbiguousSubmit, BatchError, BatchUnavailable, Damaged, NameLost, SubmitRefused, Superseded
 from hpcgpu.options.shared_options_and_defaults import Options, WorkerOptions
-from hpcgpu.polling.queue_monitor import GRACE, Monitor, presumed_ended
+from hpcgpu.polling.queue_monitor import GRACE, Monitor, View, presumed_ended
 from hpcgpu.posix.full_disk import cannot_be_written
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.store import saved_options
@@ -135,6 +135,21 @@ class Dispatcher:
         """Take over a job that an earlier manager submitted."""
         self._ids[name] = job_id
         self.monitor.watch(job_id, name, now=submitted)
+
+    def adopt_ended(self, submit: Submit) -> None:
+        """Take over a job that has ended, as the journal says."""
+        assert submit.job_id is not None
+        how = submit.how or End(state=JobState.UNKNOWN.value)
+        state = state_named(how.state)
+        status = JobStatus(
+            job_id=submit.job_id,
+            name=submit.name,
+            state=state if state.ended else JobState.FAILED,
+            start=how.start,
+            end=how.end,
+        )
+        self._ids[submit.name] = submit.job_id
+        self.monitor.views[submit.job_id] = View(status, submit.time)
 
     def forget(self, name: str) -> None:
         """Forget a job that the queue has reported as ended; the journal has it."""

@@ -138,6 +138,9 @@ async def attach(state: ClusterState, new_job: Callable[[str], SchedulerJob]) ->
             made[kept[key]] = _attach_scheduler_job(state, new_job(submit.name), submit, key if key in jobs else None)
     await _end_surplus(state, surplus)
     scheduler, following = made.get(present), made.get(next_one)
+    gone = _gone_scheduler(directory) if scheduler is None or scheduler.job_id is None else None
+    if gone is not None:
+        scheduler, following = _attach_gone_scheduler(state, gone, new_job(gone.name)), scheduler or following
     if scheduler is not None:
         state.scheduler = scheduler
     if following is not None:
@@ -145,7 +148,7 @@ async def attach(state: ClusterState, new_job: Callable[[str], SchedulerJob]) ->
         if scheduler is None or following.after_end != scheduler.job_id:
             following.after_end = None
     _count_earlier(state, directory, jobs)
-    state.restarted = unexpected_ends(directory.submits())
+    state.restarted = unexpected_ends(one for one in directory.submits() if gone is None or one.name != gone.name)
     await _check(state, scheduler, directory)
     state.messages.log(f"took over {counted(len(jobs), 'job')}")
     return following
@@ -180,12 +183,29 @@ async def _end_surplus(state: ClusterState, surplus: Iterable[KnownScheduler]) -
         await dispatcher.cancel([job.job_id for job in surplus if job.job_id is not None])
 
 
+def _gone_scheduler(directory: ClusterDirectory) -> Submit | None:
+    """Return the last scheduler job whose end an earlier manager has recorded; None if none has ended."""
+    schedulers = [one for one in directory.submits() if one.kind == "scheduler" and one.job_id is not None]
+    return next((one for one in reversed(schedulers) if one.ended and not one.unwanted), None)
+
+
+def _attach_gone_scheduler(state: ClusterState, submit: Submit, job: SchedulerJob) -> SchedulerJob:
+    """Take over a scheduler job that has ended, as the journal says: another one may follow."""
+    assert submit.job_id is not None
+    state.dispatcher.adopt_ended(submit)
+    job.record_id(submit.job_id)
+    job.observe(now=state.now)
+    state.registry.add(job)
+    return job
+
+
 def _check_scheduler(state: ClusterState, directory: ClusterDirectory, jobs: Mapping[str, Submit]) -> None:
     """Raise `ClusterError` if the scheduler job may still come into the queue: the cluster is not over then.
 
-    The submit command has its own session, and survives the program that runs it.
+    The submit command has its own session, and survives the program that runs it. If an earlier scheduler job has
+    ended, this program waits for the job that should follow it, or submits another one.
     """
-    if any(submit.kind == "scheduler" for submit in jobs.values()):
+    if any(submit.kind == "scheduler" for submit in jobs.values()) or _gone_scheduler(directory) is not None:
         return
     if any(submit.kind == "scheduler" for submit in without_id(directory)):
         raise ClusterError(

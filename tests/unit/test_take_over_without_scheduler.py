@@ -1,0 +1,68 @@
+"""A program takes a cluster over while its scheduler is gone, and the next one has not come yet."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpcgpu.batch.base import JobState
+from hpcgpu.scaling.scheduler_restarts import LIMIT
+from tests.unit.simulated_world import World
+from tests.unit.test_histories import Steps, happens
+
+_RUNS: Steps = [("passes", 5), ("scheduler_job_starts",), ("starts", 0), ("starts", 1), ("passes", 20)]
+_GONE: Steps = [*_RUNS, ("dies",), ("scheduler_ends", JobState.NODE_FAIL)]
+#: Nothing has ended the worker jobs before the history ends with a close.
+_KEPT = {"demo-0", "demo-1"}
+
+
+def kept(world: World) -> set[str]:
+    """The worker jobs that the cluster has had; a job that was replaced has another name."""
+    return {job.name for job in world.queue.jobs.values()} - {
+        job.name for job in world.queue.jobs.values() if "scheduler" in job.name
+    }
+
+
+def reached(world: World) -> bool:
+    """Whether the last program that took the cluster over has reached a scheduler of it."""
+    start = world.programs[-1].start
+    return start is not None and start.done() and not start.cancelled() and start.exception() is None
+
+
+@pytest.mark.parametrize("refusal", [0, 1, 2])
+def test_a_submit_of_the_next_scheduler_that_is_refused_is_tried_again(refusal: int) -> None:
+    world = happens(True, [*_GONE, ("refuses_submits", refusal), ("another_takes_over",), ("passes", 20)])
+    assert reached(world) and len(world.programs) == 2, "the program that took it over has not given up"
+    assert kept(world) == _KEPT
+
+
+def test_the_next_program_restarts_a_scheduler_whose_end_the_last_one_recorded() -> None:
+    steps = [*_GONE, ("refuses_submits", 0), ("another_takes_over",), ("passes", 20), ("dies",), ("passes", 20)]
+    world = happens(True, [*steps, ("refuses_submits", 5), ("another_takes_over",), ("passes", 100)])
+    assert reached(world) and kept(world) == _KEPT
+
+
+@pytest.mark.parametrize("moment", ["before a submit", "after a submit"])
+def test_a_program_that_is_killed_while_it_submits_the_next_scheduler_blocks_no_other_one(moment: str) -> None:
+    steps = [*_GONE, ("dies_at", moment), ("another_takes_over",), ("passes", 5), ("another_takes_over",)]
+    world = happens(True, [*steps, ("passes", 400)])
+    assert reached(world) and len(world.programs) == 3 and kept(world) == _KEPT
+    schedulers = [job for job in world.queue.jobs.values() if "scheduler" in job.name]
+    assert len(schedulers) == 2, "the job that the killed program submitted is used"
+
+
+def test_a_submit_of_the_next_scheduler_without_an_answer_is_looked_up() -> None:
+    steps = [*_GONE, ("accepts_late", True), ("another_takes_over",), ("passes", 20)]
+    world = happens(True, steps)
+    assert reached(world) and len(world.programs) == 2 and kept(world) == _KEPT
+
+
+def test_a_scheduler_that_fails_again_and_again_is_not_restarted_for_ever_by_programs_that_take_over() -> None:
+    again: Steps = [("another_takes_over",), ("passes", 5), ("scheduler_job_starts",), ("passes", 20), ("dies",)]
+    fails: Steps = [*again, ("scheduler_ends", JobState.FAILED)]
+    world = happens(True, [*_GONE, *fails * LIMIT, ("another_takes_over",), ("passes", 60)])
+    assert "it was restarted 3 times within an hour" in "\n".join(world.programs[-1].messages)
+
+
+def test_without_restart_a_cluster_ends_with_its_scheduler() -> None:
+    world = happens(False, [*_GONE, ("another_takes_over",), ("passes", 60)])
+    assert not reached(world) and "node_fail: its node failed" in str(world.programs[-1].start)
