@@ -135,7 +135,8 @@ class World:
             return
         self._dies_at("before a submit", program)
         self._acts(program, f"submits {name}")
-        if program.manager.state.phase.restarting and not name.startswith(SCHEDULER):
+        begun = bool(self.latency)  # its command may have begun while there was a scheduler
+        if program.manager.state.phase.restarting and not begun and not name.startswith(SCHEDULER):
             self.broken.append(f"{name} is submitted, and the cluster has no scheduler")
 
     def _cancels(self, job: JobStatus) -> None:

@@ -24,7 +24,7 @@ from tests.unit.simulated_world import ENDS, World, quietly
 
 #: A further group of workers.
 MORE = "cpu"
-#: How many new histories are tried, such as 5000; without it forty, always the same ones.
+#: How many new histories are tried, such as 5000; without it sixty, always the same ones.
 NEW = os.environ.get("HPCGPU_HISTORIES")
 
 Steps = list[tuple[Any, ...]]
@@ -71,8 +71,8 @@ def check_program(world: World, program: Program) -> None:
 def check_kept(world: World, before: set[str]) -> None:
     """What waits in the queue for the next scheduler is kept."""
     program = world.present
-    if program is None or not program.manager.state.phase.restarting or world.directory.closing:
-        return
+    if program is None or not program.manager.state.phase.restarting or world.directory.closing or world.unwritten:
+        return  # a full disk does not record which jobs are not wanted any more
     unwanted = {submit.name for submit in world.directory.submits() if submit.unwanted or submit.ended}
     gone = before - {job.name for job in world.live} - unwanted
     assert not gone & world.queue.cancelled, f"a job that waits for the next scheduler is cancelled: {gone}"
@@ -195,7 +195,7 @@ _end = st.one_of(
 
 
 @pytest.mark.timeout(0)  # it computes for a minute, and on a busy machine for many
-@settings(max_examples=int(NEW or 40), derandomize=not NEW, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=int(NEW or 60), derandomize=not NEW, deadline=None, suppress_health_check=list(HealthCheck))
 @given(_on, _begin, st.lists(_step, min_size=6, max_size=40), _end, st.lists(_step, max_size=10))
 def test_whatever_happens_no_job_is_lost_or_doubled_and_the_wanted_size_comes_back(
     restart: bool,
