@@ -21,8 +21,8 @@ _POLLS_TO_BELIEVE = 2
 #: Seconds until the next submit after this number of failures in a row.
 _BACKOFF = (0.0, 10.0, 30.0, 60.0, 300.0)
 #: When a pause ends, for a fixed size and for adaptive scaling.
-_AGAIN = "until you scale or adapt the group again"
-_AGAIN_ADAPTIVE = "until you scale or adapt the group again, or call cluster.adaptive.resume()"
+_AGAIN = "until you scale or adapt the group again, or run `hpcgpu resume`"
+_AGAIN_ADAPTIVE = "until you scale or adapt the group again, call cluster.adaptive.resume(), or run `hpcgpu resume`"
 #: Refused submissions in a row after which nothing more is submitted: at first, and if the queue has accepted such a
 #: job before. Then nothing is wrong with the job: Slurm refuses it while its nodes are down, for example.
 _REFUSALS, _LATER_REFUSALS = 5, 30

@@ -46,7 +46,7 @@ def test_jobs_that_fail_in_a_row_are_tried_again_later_and_later_and_then_not_at
     assert delays == [0, 10, 30, 60, 300]
     failures.job_ended(Outcome.NEVER_CONNECTED, "", now=1000.0)
     assert failures.paused == (
-        "6 worker jobs failed in a row; they are not replaced until you scale or adapt the group again "
+        "6 worker jobs failed in a row; they are not replaced until you scale or adapt the group again, or run `hpcgpu resume` "
         "(worker_restarts=5)"
     )
     failures.start_anew()
@@ -104,7 +104,7 @@ def test_five_refused_submits_in_a_row_are_enough_and_one_that_is_refused_for_go
         failures.submit_refused("busy", for_good=False, now=0.0)
         assert not failures.paused, i
     failures.submit_refused("busy", for_good=False, now=0.0)
-    again = "so nothing more is submitted until you scale or adapt the group again"
+    again = "so nothing more is submitted until you scale or adapt the group again, or run `hpcgpu resume`"
     assert failures.paused == f"5 submissions in a row were refused, {again}. The last one: busy"
     failures = Failures(restarts=3)
     failures.submit_refused("Invalid account", for_good=True, now=0.0)
