@@ -1,7 +1,8 @@
 """The pages of a worker in Dask's dashboard: they are there when one of them is requested.
 
 Few people open them, and the import of Bokeh takes as long as half of all other imports of a worker. So a worker starts
-with ``--no-dashboard``. Its HTTP server listens nevertheless.
+with ``--no-dashboard``, unless its user has chosen (`hpcgpu.runtime.complete_dask_commands.postpone_pages`). Its HTTP
+server listens nevertheless.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("distributed.hpcgpu")
 
+#: The variable with the prefix of the pages, if they are added.
+WORKER_PAGES = "HPCGPU_WORKER_PAGES"
 #: The tasks that wait for the first request: asyncio does not keep them.
 _waiting: set[asyncio.Task[None]] = set()
 
@@ -30,23 +34,24 @@ def add_when_requested(worker: Worker) -> None:
     Parameters
     ----------
     worker : distributed.Worker
-        It started without its pages; its HTTP server is a `ServerWithToken`.
+        Nothing is added unless the variable of its job says so, and its HTTP server is a `ServerWithToken`.
     """
-    if isinstance(worker.http_server, ServerWithToken) and not worker._dashboard:
+    prefix = os.environ.get(WORKER_PAGES)
+    if prefix is not None and isinstance(worker.http_server, ServerWithToken):
         incomplete = ExitStack()
         incomplete.enter_context(worker.http_server.token_check.incomplete())  # from now on, not when the task begins
-        task = asyncio.create_task(_add_when_requested(worker, worker.http_server, incomplete))
+        task = asyncio.create_task(_add_when_requested(worker, worker.http_server, prefix, incomplete))
         _waiting.add(task)
         task.add_done_callback(_waiting.discard)
 
 
-async def _add_when_requested(worker: Worker, server: ServerWithToken, incomplete: ExitStack) -> None:
+async def _add_when_requested(worker: Worker, server: ServerWithToken, prefix: str, incomplete: ExitStack) -> None:
     with incomplete:
         await server.token_check.request_waits()
         try:
             # a worker that ends meanwhile would wait for a thread of asyncio
             pages = await in_thread(importlib.import_module, "distributed.dashboard.worker")
-            pages.connect(worker.http_application, server, worker, prefix=worker._http_prefix)
+            pages.connect(worker.http_application, server, worker, prefix=prefix)
         except ImportError:
             logger.info("hpcgpu: this worker has no pages in the dashboard, because Bokeh is not installed")
         except Exception as error:  # an unknown release of Dask or Bokeh: the worker works

@@ -81,6 +81,7 @@ def worker_command(
     command = [*arguments.command, "--name", name, "--protocol", contact.workers.split("://", 1)[0]]
     command += ["--preload", "hpcgpu.dask_worker.worker_preload"]
     os.environ["HPCGPU_GPUS"] = str(arguments.gpus or 0)  # for the preload
+    postpone_pages(command)
     if contact.workers.startswith("ucx"):
         ucx_authentication.install()  # for the nannies, which run in this process
         set_ucx_defaults()
@@ -178,6 +179,19 @@ def take_limits(command: list[str]) -> None:
     given = dict(pairwise(command)).get("--idle-timeout")
     os.environ[IDLE_TIMEOUT] = given or str(configured("distributed.scheduler.idle-timeout") or 0)
     command += ["--idle-timeout", "0"]  # the last one counts
+
+
+def postpone_pages(command: list[str]) -> None:
+    """Let a worker add its pages when one of them is requested (`hpcgpu.dask_worker.worker_pages`).
+
+    Parameters
+    ----------
+    command : list of str
+        The command of the worker. Whoever wrote ``--dashboard`` or ``--no-dashboard`` into it gets that.
+    """
+    if not {"--dashboard", "--no-dashboard"} & set(command):
+        os.environ["HPCGPU_WORKER_PAGES"] = dict(pairwise(command)).get("--dashboard-prefix", "")
+        command += ["--no-dashboard"]
 
 
 def agreed_interface(

@@ -36,7 +36,7 @@ import hpcgpu.client.connect
 import hpcgpu.dask_scheduler.scheduler_extension
 from hpcgpu.dask_scheduler import data_recipients, lost_results
 from hpcgpu.dask_scheduler.scheduler_extension import Extension
-from hpcgpu.dask_worker import count_calls, start_again, worker_pages
+from hpcgpu.dask_worker import count_calls, start_again
 from hpcgpu.dask_worker.gpu_metrics import GPUS
 from hpcgpu.errors import ClusterError
 from hpcgpu.fabric import unauthenticated_connections
@@ -436,7 +436,7 @@ def policy(page: urllib.request.Request) -> str:
         return str(error.headers["Content-Security-Policy"])
 
 
-def code(url: str | urllib.request.Request) -> int:
+def code(url: str) -> int:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:
             return int(answer.status)
@@ -474,28 +474,6 @@ async def test_scheduler_and_worker_serve_their_dashboards_by_the_class_that_hpc
             caplog.clear()
             for _, writer in silent:
                 writer.close()
-
-
-@pytest.mark.skipif(pages is None, reason="there is no Bokeh, and so no dashboard")
-@canary
-async def test_the_pages_of_a_worker_are_there_when_one_is_requested_below_their_prefix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = create_directory.claim(tmp_path / "demo", lambda submits: [], system="local")
-    monkeypatch.setenv("HPCGPU_CLUSTER_DIRECTORY", str(directory.path))
-    dashboard_access.require_token_in_this_process()
-    served = {"dashboard_address": "127.0.0.1:0", "http_prefix": "/here"}
-    async with scheduler() as s:
-        for has_pages in (True, False):
-            async with Worker(s.address, nthreads=1, dashboard=has_pages, **served) as worker:
-                worker_pages.add_when_requested(worker)
-                assert isinstance(worker.http_server, dashboard_access.ServerWithToken)
-                assert worker.http_server.token_check._complete.is_set() is has_pages, "it adds what is missing"
-                page = urllib.request.Request(
-                    f"http://127.0.0.1:{worker.http_server.port}/here/status",
-                    headers={"Authorization": f"token {directory.dashboard_token()}"},
-                )
-                assert await asyncio.to_thread(code, page) == 200
 
 
 @pytest.mark.skipif(pages is None, reason="there is no Bokeh, and so no dashboard")

@@ -301,17 +301,6 @@ USES: tuple[Use, ...] = (
         _DASHBOARD,
         _HTTP,
     ),
-    *[
-        Use(
-            f"distributed.worker.Worker.{name}",
-            "distributed",
-            Kind.PRIVATE,
-            "adds the pages of a worker when one of them is requested, unless it has them, below their prefix",
-            ("hpcgpu.dask_worker.worker_pages",),
-            "test_the_pages_of_a_worker_are_there_when_one_is_requested_below_their_prefix",
-        )
-        for name in ("_dashboard", "_http_prefix")
-    ],
     # distributed: how workers start
     Use(
         "distributed.utils._forkserver_preload_set",

@@ -55,8 +55,8 @@ def test_the_second_job_in_a_row_that_loses_workers_is_a_failure_and_there_is_an
     assert (failures.failed, failures.paused, list(failures.excluded)) == (1, "", ["n0"])
     failures.workers_lost("n0", within=300, now=600.0)
     assert failures.paused == (
-        "2 worker jobs failed in a row; they are not replaced until you scale or adapt the group again, or run `hpcgpu resume` "
-        "(worker_restarts=1)"
+        "2 worker jobs failed in a row; they are not replaced until you scale or adapt the group again, "
+        "or run `hpcgpu resume` (worker_restarts=1)"
     )
     failures.start_anew()
     failures.workers_lost("n0", within=300, now=601.0)

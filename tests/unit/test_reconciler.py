@@ -200,8 +200,8 @@ async def test_after_too_many_failures_nothing_is_replaced_until_the_user_asks(s
         await site.passes(120, step=10)
         await site.ends(max(site.registry.active), JobState.FAILED)
     assert site.group.failures.paused.startswith(
-        "3 worker jobs failed in a row; they are not replaced until you scale or adapt the group again, or run `hpcgpu resume` "
-        "(worker_restarts=2)"
+        "3 worker jobs failed in a row; they are not replaced until you scale or adapt the group again, "
+        "or run `hpcgpu resume` (worker_restarts=2)"
     )
     await site.passes(HOUR, step=10)
     assert set(site.registry.active) == {"demo-0"}
@@ -218,7 +218,10 @@ async def test_a_paused_adaptive_group_reports_how_it_is_resumed_and_then_has_no
     for _ in range(site.options.cluster.worker_restarts + 1):
         await site.passes(120, step=10)
         await site.ends(max(site.registry.active), JobState.FAILED)
-    again = "they are not replaced until you scale or adapt the group again, call cluster.adaptive.resume(), or run `hpcgpu resume`"
+    again = (
+        "they are not replaced until you scale or adapt the group again, call cluster.adaptive.resume(), "
+        "or run `hpcgpu resume`"
+    )
     assert again in adaptive.state.paused and again in site.warned[-1]
     adaptive.resume()
     await site.settled()

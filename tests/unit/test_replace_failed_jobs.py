@@ -46,8 +46,8 @@ def test_jobs_that_fail_in_a_row_are_tried_again_later_and_later_and_then_not_at
     assert delays == [0, 10, 30, 60, 300]
     failures.job_ended(Outcome.NEVER_CONNECTED, "", now=1000.0)
     assert failures.paused == (
-        "6 worker jobs failed in a row; they are not replaced until you scale or adapt the group again, or run `hpcgpu resume` "
-        "(worker_restarts=5)"
+        "6 worker jobs failed in a row; they are not replaced until you scale or adapt the group again, "
+        "or run `hpcgpu resume` (worker_restarts=5)"
     )
     failures.start_anew()
     assert not failures.paused and failures.next_try == 0

@@ -26,5 +26,5 @@ exec "$python" -P -m hpcgpu.runtime.launch worker local "$directory" \
     --gpus 2 --nodes 1 --timeout 300 --walltime 3600 --walltime-margin 600 -- \
     "$python" -m dask cuda worker --nthreads 1 \
         --resources GPU=1 \
-        --dashboard-address 127.0.0.1:0 --no-dashboard \
+        --dashboard-address 127.0.0.1:0 \
         --death-timeout 300
