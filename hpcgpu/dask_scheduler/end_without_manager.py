@@ -100,22 +100,29 @@ class ManagerLease:
             return
         self._ending = asyncio.ensure_future(self.scheduler.close(reason="hpcgpu-closed"))
 
-    async def step(self, seconds: float) -> None:
-        """Count so many seconds of silence; close the scheduler if the lease has ended, and the cluster needs one."""
+    async def step(self, seconds: float) -> bool:
+        """Count so many seconds of silence; close the scheduler if the lease has ended, and the cluster needs one.
+
+        Returns
+        -------
+        bool
+            Whether the lease has ended, and the cluster needs none.
+        """
         self._silence += seconds
         if not self._lease_ended:
-            return
+            return False
         released = await in_thread(self._released)
         if not self._lease_ended:  # a heartbeat came meanwhile
-            return
+            return False
         if released:  # it is read again after another lease
             self._silence, self._present = 0.0, False
-            return
+            return True
         logger.error(
             "hpcgpu: no heartbeat from the cluster's manager for %g s (option lease): this scheduler ends",
             self.seconds,
         )
         await self.scheduler.close(reason="hpcgpu-lease")
+        return False
 
     @property
     def _lease_ended(self) -> bool:

@@ -127,7 +127,7 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
             PeriodicCallback(self.lost_workers.remove_silent, _REMOVALS * 1000),
             PeriodicCallback(lambda: self.idle_time.step(_WORK), _WORK * 1000),
             PeriodicCallback(self.holds.assign, _WORK * 1000),
-            PeriodicCallback(lambda: self.lease.step(_STEP), _STEP * 1000),
+            PeriodicCallback(lambda: self.count_silence(_STEP), _STEP * 1000),
             PeriodicCallback(lambda: self.requests.step(_STEP), _STEP * 1000),
             PeriodicCallback(lambda: self.silence.step(_STEP), _STEP * 1000),
             PeriodicCallback(self.silence.restart, _STEP * 1000),
@@ -208,6 +208,11 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         """Continue without the manager that leaves; with the one in the scheduler job, if the cluster wants that."""
         await self.lease.release()
         if self.manager_process is not None:
+            await self.manager_process.begin_if_wanted()
+
+    async def count_silence(self, seconds: float) -> None:
+        """Count so many seconds of the lease; at its end a detached cluster goes on as after `release`."""
+        if await self.lease.step(seconds) and self.manager_process is not None:
             await self.manager_process.begin_if_wanted()
 
     async def environment(self) -> dict[str, str]:

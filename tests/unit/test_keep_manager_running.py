@@ -18,6 +18,7 @@ from distributed.scheduler import Scheduler
 from hpcgpu.dask_scheduler import keep_manager_running
 from hpcgpu.dask_scheduler.end_without_manager import ManagerLease
 from hpcgpu.dask_scheduler.keep_manager_running import LOG, ManagerProcess
+from hpcgpu.dask_scheduler.scheduler_extension import Extension
 from hpcgpu.errors import BatchError, BatchUnavailable
 from hpcgpu.posix import variables_of_this_process
 from hpcgpu.scaling.wanted_state import Wanted
@@ -206,6 +207,26 @@ async def test_the_manager_starts_again_when_the_program_that_took_over_manages_
     await starts(2)
     assert manager.problem == ""
     await manager.stop()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_the_scheduler_job_manages_a_detached_cluster_whose_program_was_killed(
+    manager: ManagerProcess, starts: Callable[[int], Awaitable[None]], wanted: bool
+) -> None:
+    """It has not reported that it leaves: `hpcgpu detach` or ``shutdown_on_close=False`` has detached its cluster."""
+    directory = manager.directory
+    directory.want(Wanted(manager_in_scheduler_job=wanted, detached=True))
+    async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
+        extension = Extension(scheduler, 600.0, lambda: directory.detached)
+        extension.manager_process, manager._lease = manager, extension.lease
+        await extension.lease.heartbeat(directory.take_over("a notebook").number)
+        await extension.count_silence(599)
+        assert manager._keeper is None, "it may be suspended"
+        await extension.count_silence(1)
+        assert (manager._keeper is not None) is wanted
+        if wanted:
+            await starts(1)
+        await manager.stop()
 
 
 ENDS_WHILE_ITS_LOOP_CLOSES = """
