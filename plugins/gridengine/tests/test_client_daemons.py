@@ -235,6 +235,8 @@ def test_without_its_master_nothing_is_reported_of_jobs(submit: Submit, bed: Gri
     finally:
         bed.start_master()
     runs(job_id)
+    # The qmaster sends the end of a job to its host at once, and then only much later: the host must have found it.
+    wait_for(lambda: not bed.away(), "the host has found the qmaster")
     GridEngine().cancel([job_id])
     assert ended(job_id).state is JobState.CANCELLED
 
