@@ -105,6 +105,8 @@ class ManagerProcess:
         except TimeoutError:
             return f"{_SILENT_QUEUE}: no answer within {_ANSWER:g} s"
         await self.stop(replaced=True)
+        # a signal that comes before the manager handles it waits until then: it inherits this
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM, signal.SIGINT})
         try:
             with open(self.directory.logs / LOG, "ab") as log:
                 self._process = await asyncio.create_subprocess_exec(
@@ -121,6 +123,8 @@ class ManagerProcess:
                 )
         except OSError as error:
             return f"the manager cannot start: {file_error(error)}"
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self._problem = ""
         self._watch = asyncio.ensure_future(self._watch_over(self._process))
         return ""

@@ -133,8 +133,10 @@ async def _manage(directory: ClusterDirectory) -> None:
         received.add(number)
         end.set()
 
-    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+    handled = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
+    for number in handled:
         loop.add_signal_handler(number, receive, number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)  # who started this process has blocked them until now
     manager = Manager.of_existing(directory, batch_system(directory.system), ends_jobs=False, in_scheduler_job=True)
 
     async def leave() -> None:

@@ -255,7 +255,44 @@ with asyncio.Runner(loop_factory=Loop) as runner:
 print("ended")
 """
 
+STILL_IMPORTS = """
+import asyncio, pathlib, signal, sys, time
+from types import SimpleNamespace
+import hpcgpu.orders.manager_in_scheduler_job as module
+
+pathlib.Path(sys.argv[1]).touch()
+while not (pending := signal.sigpending()):
+    time.sleep(0.01)
+async def run(manager, end, leave):
+    await end.wait()
+    print("received", *(number.name for number in pending), flush=True)
+module.run = run
+module.Manager = SimpleNamespace(of_existing=lambda *arguments, **options: SimpleNamespace(managing=False))
+module.batch_system = lambda name: None
+asyncio.run(module._manage(SimpleNamespace(system="slurm")))
+"""
+
 
 def test_a_signal_while_the_loop_of_the_manager_closes_leaves_no_error_in_its_log() -> None:
     done = subprocess.run([sys.executable, "-c", ENDS_WHILE_ITS_LOOP_CLOSES], capture_output=True, text=True)
     assert (done.stdout, done.stderr, done.returncode) == ("ended\n", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("end", "ends_with"), [({"cluster_ends": True}, "SIGINT"), ({}, "SIGTERM"), ({"replaced": True}, "SIGHUP")]
+)
+async def test_a_signal_to_a_manager_that_still_imports_leaves_no_error_in_its_log(
+    manager: ManagerProcess, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: dict[str, bool], ends_with: str
+) -> None:
+    slow = tmp_path / "slow.py"
+    slow.write_text(STILL_IMPORTS)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} -P {slow} {tmp_path}/begun\n")
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert await manager.start() == ""
+    async with asyncio.timeout(60):
+        while not (tmp_path / "begun").exists():
+            await asyncio.sleep(0.01)
+    await manager.stop(**end)
+    assert (manager.directory.logs / LOG).read_text() == f"received {ends_with}\n"
