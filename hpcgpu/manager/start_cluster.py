@@ -94,12 +94,14 @@ class Starter:
             if not self.options.cluster.shutdown_on_close:
                 await self._first_answer()
         self.submitted.set()
+        scheduler = state.scheduler
         try:
             if not self.reconciler.scheduler_gone:
                 await self._wait_until_reached(submits)
-                return
+                if state.scheduler is scheduler:
+                    return
         except ClusterError:
-            if not self.reconciler.scheduler_gone:
+            if state.scheduler is scheduler and not self.reconciler.scheduler_gone:
                 raise
         await self._wait_for_next()
 

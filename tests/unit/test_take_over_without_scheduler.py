@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock, MagicMock
+
 import pytest
 
 from hpcgpu.batch.base import JobState
+from hpcgpu.errors import ClusterError
+from hpcgpu.manager import start_cluster
 from hpcgpu.scaling.scheduler_restarts import LIMIT
 from tests.unit.simulated_world import World
 from tests.unit.test_histories import Steps, happens
@@ -66,3 +73,43 @@ def test_a_scheduler_that_fails_again_and_again_is_not_restarted_for_ever_by_pro
 def test_without_restart_a_cluster_ends_with_its_scheduler() -> None:
     world = happens(False, [*_GONE, ("another_takes_over",), ("passes", 60)])
     assert not reached(world) and "node_fail: its node failed" in str(world.programs[-1].start)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_wait_for_a_scheduler_ends_with_the_one_that_has_followed_it_meanwhile(
+    ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`decide` runs beside the wait: it may have brought the next one when the end of the first one is known here."""
+    state = SimpleNamespace(
+        ownership=SimpleNamespace(attached=True),
+        dispatcher=SimpleNamespace(directory=SimpleNamespace(wanted=lambda: None)),
+        phase=SimpleNamespace(lost="", superseded=False, not_ours=""),
+        failures=SimpleNamespace(report=lambda: ""),
+        registry=SimpleNamespace(jobs={}),
+        check_schedulable=lambda entries: None,
+        tasks=(),
+        client=None,
+        managed=True,
+    )
+
+    first = SimpleNamespace(entries=[])
+
+    async def followed() -> None:
+        state.scheduler = SimpleNamespace(entries=[])
+        if ended:
+            raise ClusterError("scheduler job 1 failed")
+
+    def decide() -> None:
+        if state.scheduler is not first:
+            state.client = "the client of the next scheduler"
+
+    first.wait_until_reachable, state.scheduler = followed, first
+    nothing = MagicMock()
+    parts = {"restarts": nothing, "restore": nothing, "drainer": nothing, "submitter": nothing, "decide": decide}
+    reconciler = SimpleNamespace(state=state, scheduler_gone=False, **parts)
+    monkeypatch.setattr(start_cluster, "attach", AsyncMock(return_value=None))
+    options = SimpleNamespace(cluster=SimpleNamespace(wait=True))
+    starter = start_cluster.Starter(cast(Any, reconciler), cast(Any, nothing), cast(Any, options), cast(Any, nothing))
+    async with asyncio.timeout(60):
+        await starter.start()
+    assert state.client
