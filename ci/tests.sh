@@ -83,7 +83,7 @@ if [ $# -gt 0 ]; then
 fi
 failed=$(mktemp)
 export failed
-trap 'cat "$failed" && rm -f "$failed"' EXIT
+trap 'cat "$failed" && grep "^== " "$failed"; rm -f "$failed"' EXIT
 export PYTEST_ADDOPTS="--durations=12 --durations-min=10"
 set -m # job control: without it what runs in the background ignores SIGINT, and so would all that the tests start
 parts | xargs -P "$((3 * $(nproc)))" -L 1 ci/tests.sh &

@@ -66,6 +66,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("no time is left for it (HPCGPU_TESTS_UNTIL)")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    """Collect no garbage while pytest parses the source of a failed test: what a destructor warns of then is parsed
+    too, and in Python 3.11 pytest ends with "AST constructor recursion depth mismatch" (cpython issue 106905).
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def wait_until(condition: Callable[[], object], what: str | Callable[[], str], timeout: float = 150.0) -> None:
     """Wait for a state; the test fails if it does not come, and reports `what` was waited for, then."""
     began = time.monotonic()
