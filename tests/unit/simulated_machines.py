@@ -112,6 +112,8 @@ class Program:
 
 #: The program that does what runs now; None in the queue and on the nodes.
 acting: contextvars.ContextVar[Program | None] = contextvars.ContextVar("acting", default=None)
+#: Whether its program was not between two schedulers when the command that runs now began.
+with_scheduler: contextvars.ContextVar[bool] = contextvars.ContextVar("with_scheduler", default=False)
 
 
 def _killed(*arguments: object) -> None:
@@ -319,9 +321,15 @@ def machines(schedulers: Mapping[str, Scheduler], latency: Callable[[], float]) 
         """A thread that runs in the event loop."""
 
         def start(self) -> None:
-            program, work = acting.get(), self.run
-            loop = asyncio.get_running_loop()
-            loop.call_later(latency(), lambda: None if program is not None and program.dead else work())
+            program, run = acting.get(), self.run
+            begun = program is not None and not program.manager.state.phase.restarting
+
+            def work() -> None:
+                if program is None or not program.dead:
+                    with_scheduler.set(begun)
+                    run()
+
+            asyncio.get_running_loop().call_later(latency(), work)
 
     Link.schedulers = schedulers
     with ExitStack() as stack, asyncio.Runner(loop_factory=Loop) as runner:

@@ -26,7 +26,7 @@ from hpcgpu.store import create_directory, saved_options
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory
 from tests.unit.simulated import HOUR
-from tests.unit.simulated_machines import STEP, Killed, Program, Scheduler, acting
+from tests.unit.simulated_machines import STEP, Killed, Program, Scheduler, acting, with_scheduler
 from tests.unit.simulated_queue import SCHEDULER, Faulty
 
 #: Seconds after which a worker job without a scheduler ends, if it does not wait for the next one.
@@ -135,8 +135,8 @@ class World:
             return
         self._dies_at("before a submit", program)
         self._acts(program, f"submits {name}")
-        begun = bool(self.latency)  # its command may have begun while there was a scheduler
-        if program.manager.state.phase.restarting and not begun and not name.startswith(SCHEDULER):
+        between = program.manager.state.phase.restarting and not with_scheduler.get()
+        if between and not name.startswith(SCHEDULER):
             self.broken.append(f"{name} is submitted, and the cluster has no scheduler")
 
     def _cancels(self, job: JobStatus) -> None:
