@@ -75,7 +75,7 @@ def adapt(name: str, worker_group: str, **limits: Any) -> None:
 @click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
 def resume(name: str, worker_group: str) -> None:
     """Submit jobs again after a pause because of failures. The size of the group, or the limits of its adaptive
-    scaling, stay as they are.
+    scaling, stay as they are. Says so if there was no pause.
 
     \b
     Example: hpcgpu resume demo
@@ -83,7 +83,8 @@ def resume(name: str, worker_group: str) -> None:
     from hpcgpu.existing_clusters.lookup import locate
     from hpcgpu.orders.change_size import resume as request
 
-    request(locate(name), worker_group=worker_group)
+    if text := request(locate(name), worker_group=worker_group):
+        echo(text)
 
 
 @click.command(cls=Forwarded)

@@ -132,8 +132,10 @@ def delete_worker_group(directory: ClusterDirectory, *, name: str) -> None:
     _order(directory, DeleteGroup(name))
 
 
-def resume(directory: ClusterDirectory, *, worker_group: str = DEFAULT) -> None:
+def resume(directory: ClusterDirectory, *, worker_group: str = DEFAULT) -> str:
     """Submit jobs of a worker group again after a pause because of failures; its size or its limits stay.
+
+    Return that there was no pause; an empty string if there was one, or if that is not known.
 
     Raises
     ------
@@ -143,7 +145,9 @@ def resume(directory: ClusterDirectory, *, worker_group: str = DEFAULT) -> None:
         The batch system does not answer.
     """
     saved_options.read(directory).worker(worker_group)
+    pauses = [group["paused"] for group in snapshot(directory.path).groups if group["name"] == worker_group]
     _order(directory, Resume(worker_group))
+    return f"{directory.path.name}: worker group {worker_group} was not paused" if pauses == [""] else ""
 
 
 def detach(directory: ClusterDirectory) -> str:

@@ -224,6 +224,7 @@ class ClusterState:
         """
         self.failures.add(message, group)
         self.messages.warn(message)
+        self.heartbeat_now.set()  # other programs show it too
         self.changed.set()
 
     def supersede(self, why: str) -> None:

@@ -367,8 +367,10 @@ def test_another_program_ends_a_pause_and_changes_nothing_else(queue: LocalQueue
             queue.cancel([str(job.job_id) for job in cluster.workers.values()])
             until(lambda: [group["paused"] for group in _of("stays").groups if group["paused"]], "others see the pause")
         done = hpcgpu_command("resume", "stays")
-        assert done.returncode == 0, done.stderr
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
         cluster.wait_for_workers(1)
+        done = hpcgpu_command("resume", "stays")
+        assert (done.returncode, done.stdout) == (0, "stays: worker group default was not paused\n"), done.stderr
         after = cluster._state.wanted.groups["default"]
         assert (after.limits, after.target_duration) == (before.limits, before.target_duration)
         assert cluster.managing and not cluster.directory.detached
