@@ -48,6 +48,11 @@ def make(system: str, arguments: Mapping[str, Any], path: Path) -> ClusterDirect
     options = _resolve(system, {"idle_timeout": _IDLE_TIMEOUT, **arguments}, path)
     if options.scheduler is None:
         raise OptionError("scheduler='local': standalone scripts need a scheduler job. Leave scheduler out")
+    if options.cluster.on_scheduler_end == "restart":
+        raise OptionError(
+            "on_scheduler_end='restart' does not work with standalone scripts: no program manages their cluster and "
+            "submits another scheduler job. Write --on-scheduler-end end, or start the cluster by `hpcgpu start`"
+        )
     if options.cluster.jobs:
         raise OptionError(f"jobs={options.cluster.jobs}: give the number of worker jobs to launch.sh instead")
     files = render.render_bundle(system, options, path)

@@ -181,6 +181,7 @@ def test_a_system_without_such_scripts_and_a_path_that_is_a_file_are_refused(tmp
     ("arguments", "message"),
     [
         ({"scheduler": "local"}, "need a scheduler job"),
+        ({"on_scheduler_end": "restart"}, "no program manages their cluster and submits another scheduler job"),
         ({"jobs": 3}, "give the number of worker jobs to launch.sh"),
         ({"cores": 0}, "cores"),
     ],
