@@ -350,20 +350,20 @@ class Manager:
         state = self.state
         state.starts()
         client: SchedulerClient | None = None
-        try:
-            if state.ownership.attached:  # if the scheduler cannot be used, the cluster keeps its present manager
-                client = await self._connector.connect_to_running(security=bool(self.options.cluster.security))
-            await self._starter.start()
+
+        async def connect() -> None:
+            nonlocal client
             assert state.scheduler is not None
-            if state.client is not None:  # another scheduler has followed meanwhile
-                if client is not None:
-                    await client.close()
-                return
             address = str(state.scheduler.external_address or state.scheduler.address)
             if client is not None and client.address != address:  # that scheduler has ended meanwhile
                 await client.close()
                 client = None
             client = client or await self._connector.connect(address)
+
+        try:
+            if state.ownership.attached:  # if the scheduler cannot be used, the cluster keeps its present manager
+                client = await self._connector.connect_to_running(security=bool(self.options.cluster.security))
+            await self._starter.start(connect)
             self.check_usable()
             if state.phase.superseded:
                 raise ClusterError(state.phase.not_ours)
@@ -371,7 +371,11 @@ class Manager:
             if client is not None:
                 await client.close()
             raise
-        await self._manage_through(client)
+        if state.client is None:
+            assert client is not None
+            await self._manage_through(client)
+        elif client is not None:  # another scheduler has followed meanwhile
+            await client.close()
 
     async def _manage_through(self, client: SchedulerClient) -> None:
         """Manage the cluster through this connection to its scheduler from now on."""

@@ -9,7 +9,7 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -70,8 +70,8 @@ class Starter:
         #: The first jobs are in the queue. If the caller waits for the scheduler, their submit may still be under way.
         self.submitted = asyncio.Event()
 
-    async def start(self) -> None:
-        """Return when the scheduler can be reached."""
+    async def start(self, connect: Callable[[], Awaitable[None]]) -> None:
+        """Return when `connect` has connected to the scheduler, or when one that has followed it is reached."""
         state, restarts = self.reconciler.state, self.reconciler.restarts
         if state.ownership.attached:
             following = await attach(state, self.scheduler_job)
@@ -99,8 +99,10 @@ class Starter:
             if not self.reconciler.scheduler_gone:
                 await self._wait_until_reached(submits)
                 if state.scheduler is scheduler:
+                    await connect()
+                if state.scheduler is scheduler and not state.phase.restarting:
                     return
-        except ClusterError:
+        except (ClusterError, OSError):
             if state.scheduler is scheduler and not self.reconciler.scheduler_gone:
                 raise
         await self._wait_for_next()
@@ -113,7 +115,8 @@ class Starter:
                 self.reconciler.decide()
             await asyncio.sleep(0.5)
         if state.client is None:
-            raise ClusterError(state.phase.lost or state.phase.not_ours)
+            left = f"this program has left cluster {state.name}, which has no scheduler yet"
+            raise ClusterError(state.phase.lost or state.phase.not_ours or left)
 
     async def _wait_until_reached(self, submits: asyncio.Future[Any]) -> None:
         """Wait until the scheduler can be reached, and the worker jobs are submitted."""

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from distributed.exceptions import WorkerStartTimeoutError
@@ -861,7 +862,7 @@ async def test_a_start_ends_with_an_error_if_its_scheduler_job_can_never_start(
 
     monkeypatch.setattr(site.queue, "poll", never)
     periodic = Periodic(site.reconciler, site.options)
-    start = asyncio.ensure_future(Starter(site.reconciler, periodic, site.options, Security()).start())
+    start = asyncio.ensure_future(Starter(site.reconciler, periodic, site.options, Security()).start(AsyncMock()))
     await asyncio.wait([start], timeout=60)
     still_waits = start.cancel()
     for task in periodic.tasks:

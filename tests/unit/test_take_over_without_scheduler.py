@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
+from distributed.security import Security
 
 from hpcgpu.batch.base import JobState
 from hpcgpu.errors import ClusterError
 from hpcgpu.manager import start_cluster
 from hpcgpu.scaling.scheduler_restarts import LIMIT
+from tests.unit.simulated import Site
 from tests.unit.simulated_world import World
 from tests.unit.test_histories import Steps, happens
 
@@ -75,6 +78,15 @@ def test_without_restart_a_cluster_ends_with_its_scheduler() -> None:
     assert not reached(world) and "node_fail: its node failed" in str(world.programs[-1].start)
 
 
+def test_a_program_that_connects_to_a_scheduler_whose_node_fails_waits_for_the_next_one() -> None:
+    waits: Steps = [("passes", 7), ("dies",), ("another_takes_over",), ("passes", 1), ("scheduler_job_starts",)]
+    hangs: Steps = [("passes", 1), ("scheduler_is_silent", True)] * 10  # the program finds the contact meanwhile
+    ends: Steps = [("scheduler_ends", JobState.NODE_FAIL), ("passes", 100)]
+    world = happens(True, [*waits, *hangs, *ends])
+    assert reached(world) and len(world.programs) == 2, "the program that took it over has not given up"
+    assert kept(world) == _KEPT
+
+
 @pytest.mark.parametrize("ended", [True, False])
 async def test_a_wait_for_a_scheduler_ends_with_the_one_that_has_followed_it_meanwhile(
     ended: bool, monkeypatch: pytest.MonkeyPatch
@@ -83,7 +95,7 @@ async def test_a_wait_for_a_scheduler_ends_with_the_one_that_has_followed_it_mea
     state = SimpleNamespace(
         ownership=SimpleNamespace(attached=True),
         dispatcher=SimpleNamespace(directory=SimpleNamespace(wanted=lambda: None)),
-        phase=SimpleNamespace(lost="", superseded=False, not_ours=""),
+        phase=SimpleNamespace(lost="", superseded=False, not_ours="", restarting=False),
         failures=SimpleNamespace(report=lambda: ""),
         registry=SimpleNamespace(jobs={}),
         check_schedulable=lambda entries: None,
@@ -111,5 +123,18 @@ async def test_a_wait_for_a_scheduler_ends_with_the_one_that_has_followed_it_mea
     options = SimpleNamespace(cluster=SimpleNamespace(wait=True))
     starter = start_cluster.Starter(cast(Any, reconciler), cast(Any, nothing), cast(Any, options), cast(Any, nothing))
     async with asyncio.timeout(60):
-        await starter.start()
+        await starter.start(AsyncMock())
     assert state.client
+
+
+async def test_a_program_that_leaves_the_cluster_while_it_waits_for_the_next_scheduler_reports_that(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path)
+    site.state.starts()
+    starter = start_cluster.Starter(site.reconciler, cast(Any, None), site.options, Security())
+    waits = asyncio.ensure_future(starter._wait_for_next())
+    await asyncio.sleep(0)
+    site.state.detaches()
+    with pytest.raises(ClusterError, match="this program has left cluster demo, which has no scheduler yet"):
+        await waits
