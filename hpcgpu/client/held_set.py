@@ -357,9 +357,11 @@ class HeldWorkers(Sequence[HeldWorker]):
             if failed and (isinstance(error, CommClosedError) or self._lost.is_set()):
                 await self._raise_loss(error)
         finally:
-            with suppress(OSError):  # this ends a connection of which a forked process has a copy, too
-                await self._comm.close()
-            self.abandon()
+            try:
+                with suppress(OSError):  # this ends a connection of which a forked process has a copy, too
+                    await self._comm.close()
+            finally:  # also if the block is cancelled meanwhile
+                self.abandon()
             if self._begun and not self._cut and self._client.status == "running":
                 await self._warn_of_calls()
 

@@ -100,6 +100,33 @@ async def test_a_worker_is_asked_again_for_a_port_only_while_a_call_that_blocks_
         await hold._port("a", "h")
 
 
+class Stuck:
+    """A connection whose peer takes no more data."""
+
+    def __init__(self) -> None:
+        self.closes, self.there = asyncio.Event(), True
+
+    async def close(self) -> None:
+        self.closes.set()
+        await asyncio.Event().wait()
+
+    def abort(self) -> None:
+        self.there = False
+
+
+async def test_a_block_that_is_cancelled_while_it_ends_holds_no_worker_any_more() -> None:
+    held, comm = held_of(Queue()), Stuck()
+    held._ended, held._lost, held._begun, held._comm = False, asyncio.Event(), set(), comm
+    held._scheduler, held._watching = "tls://scheduler", asyncio.ensure_future(asyncio.Event().wait())  # type: ignore[arg-type]
+    held_set.blocks[held] = None
+    ends = asyncio.ensure_future(held.let_go(None))
+    await comm.closes.wait()
+    ends.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ends
+    assert not comm.there and held not in held_set.blocks and not held.scheduler
+
+
 @dataclass(frozen=True)
 class Frozen(Exception):
     """An exception that takes no notes."""
