@@ -22,6 +22,8 @@ logger = logging.getLogger("distributed.hpcgpu")
 _FIRST_HEARTBEAT = 60.0
 #: Seconds of silence after which a manager counts as gone.
 _SILENT = 60.0
+#: Seconds of silence after which a cluster without a lease may need a manager.
+_NO_LEASE = 600.0
 
 
 class ManagerLease:
@@ -106,7 +108,7 @@ class ManagerLease:
         Returns
         -------
         bool
-            Whether the lease has ended, and the cluster needs none.
+            Whether the lease has ended, or would have, and the cluster needs none.
         """
         self._silence += seconds
         if not self._lease_ended:
@@ -114,9 +116,9 @@ class ManagerLease:
         released = await in_thread(self._released)
         if not self._lease_ended:  # a heartbeat came meanwhile
             return False
-        if released:  # it is read again after another lease
+        if released or self.seconds is None:  # it is read again after another lease
             self._silence, self._present = 0.0, False
-            return True
+            return released
         logger.error(
             "hpcgpu: no heartbeat from the cluster's manager for %g s (option lease): this scheduler ends",
             self.seconds,
@@ -126,4 +128,4 @@ class ManagerLease:
 
     @property
     def _lease_ended(self) -> bool:
-        return self.seconds is not None and self._silence >= self.seconds
+        return self._silence >= (_NO_LEASE if self.seconds is None else self.seconds)

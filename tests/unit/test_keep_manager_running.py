@@ -209,15 +209,16 @@ async def test_the_manager_starts_again_when_the_program_that_took_over_manages_
     await manager.stop()
 
 
+@pytest.mark.parametrize("lease", [600.0, None])
 @pytest.mark.parametrize("wanted", [True, False])
 async def test_the_scheduler_job_manages_a_detached_cluster_whose_program_was_killed(
-    manager: ManagerProcess, starts: Callable[[int], Awaitable[None]], wanted: bool
+    manager: ManagerProcess, starts: Callable[[int], Awaitable[None]], wanted: bool, lease: float | None
 ) -> None:
     """It has not reported that it leaves: `hpcgpu detach` or ``shutdown_on_close=False`` has detached its cluster."""
     directory = manager.directory
     directory.want(Wanted(manager_in_scheduler_job=wanted, detached=True))
     async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
-        extension = Extension(scheduler, 600.0, lambda: directory.detached)
+        extension = Extension(scheduler, lease, lambda: directory.detached)
         extension.manager_process, manager._lease = manager, extension.lease
         await extension.lease.heartbeat(directory.take_over("a notebook").number)
         await extension.count_silence(599)
