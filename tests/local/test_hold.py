@@ -153,10 +153,10 @@ def reports_while_it_waits(
         waiting = threads.submit(block)
         until(waits, "it reports them")
         client.close()
-        assert waiting.exception(timeout=60) is not None, "its client is closed"
+        assert waiting.exception(timeout=150) is not None, "its client is closed"
 
 
-def hold_one(cluster: LocalGPUCluster, timeout: str | float = "60s") -> None:
+def hold_one(cluster: LocalGPUCluster, timeout: str | float = "150s") -> None:
     with cluster.hold(1, timeout=timeout) as workers:
         assert len(workers) == 1
 
@@ -220,7 +220,7 @@ def test_a_hold_gets_its_workers_from_two_groups_that_adapt_and_a_fixed_one(queu
         cluster.add_worker_group("more", jobs=0)
         cluster.adapt(minimum_jobs=0, maximum_jobs=1, **ADAPT)
         cluster.adapt(minimum_jobs=0, maximum_jobs=2, worker_group="more", **ADAPT)
-        with cluster.hold(4, timeout="60s") as workers:
+        with cluster.hold(4, timeout="150s") as workers:
             groups = {job.name: job.group for job in cluster.jobs}
             assert sorted(groups[w.job] for w in workers) == ["default", "fixed", "more", "more"]
 
@@ -236,7 +236,7 @@ def test_a_job_with_held_workers_drains_only_after_the_block(queue: LocalQueue, 
                 [job] = [job for job in cluster.jobs if job.name == workers[0].job]
                 end()
                 until(lambda: workers[0].name in client.run_on_scheduler(workers_that_will_leave), "the drain waits")
-                assert workers.client.submit(travels(lambda: 1)).result(timeout=60) == 1
+                assert workers.client.submit(travels(lambda: 1)).result(timeout=150) == 1
                 assert job.name not in cluster.workers, "the job must end"
             until(lambda: not client.scheduler_info()["workers"], "the job ends after the block")
 
@@ -262,9 +262,9 @@ def test_the_loss_of_a_held_worker_is_raised_at_once_with_job_and_reason_and_the
         assert f"of job {lost.job_id} ({lost.job}) was lost while a program held it: " in words
         assert "cancelled" in words and ".log" in words and words.endswith("The other workers are free again")
         with pytest.raises(ClusterError, match="this task may run there only"):
-            pinned.result(timeout=60)
+            pinned.result(timeout=150)
         with pytest.raises(ClusterError, match="this task may run there only"):
-            pair.result(timeout=60)
+            pair.result(timeout=150)
         with hpcgpu.hold(client, 4) as others:  # a new job replaces the lost one
             assert set(workers.addresses[:2]) < set(others.addresses) and lost.job != workers[0].job
         (home / "go").touch()
@@ -295,10 +295,10 @@ def test_a_fresh_cluster_reports_which_job_ends_first_before_the_queue_does(
     options["scheduler"] = {**GPU["scheduler"], "walltime": "1h" if scheduler_first else "2h"}
     with LocalGPUCluster(**options, jobs=1) as cluster, cluster.hold(2) as workers:
         said = capfd.readouterr().err
+        words = rf"job {workers[0].job} drains first, in 1 h 5\d min, as its walltime ends in"
         if scheduler_first:
-            assert f"2 workers held; scheduler job {cluster.name}-scheduler ends first, in 60 min, and the " in said
-        else:
-            assert f"2 workers held; job {workers[0].job} drains first, in 1 h 55 min, as its walltime ends in" in said
+            words = rf"scheduler job {cluster.name}-scheduler ends first, in [56]\d min, and the "
+        assert re.search(f"2 workers held; {words}", said), said
 
 
 def test_a_call_on_held_workers_goes_on_while_their_job_drains_and_another_one_can_begin(
@@ -321,7 +321,7 @@ def test_a_call_on_held_workers_goes_on_while_their_job_drains_and_another_one_c
         until(lambda: client.run_on_scheduler(status, workers[0].address) == "closing_gracefully", "the job drains")
         assert workers.run(travels(lambda: os.environ["RANK"])) == ["0", "1"]
         (home / "go").touch()
-        assert call.result(timeout=60) == ["0", "1"]
+        assert call.result(timeout=150) == ["0", "1"]
 
 
 def test_a_queue_that_does_not_answer_delays_no_block_beyond_its_timeout(
@@ -387,9 +387,9 @@ def test_workers_without_a_gpu_are_held_by_their_resources_and_that_is_reported(
     words = "no worker group has workers with a GPU; to hold others, give `resources`"
     with LocalGPUCluster(gpus_per_node=0, cores=1, jobs=1, resources={"CPU": 1}, quiet=True) as cluster:
         reports_while_it_waits(cluster, 1, until, capfd, "1 worker to hold: 0 free, ", words)
-        with pytest.raises(ClusterError, match=words), cluster.hold(1, timeout="60s"):
+        with pytest.raises(ClusterError, match=words), cluster.hold(1, timeout="150s"):
             pass
-        with cluster.hold(1, resources={"CPU": 1}, timeout="60s") as workers:
+        with cluster.hold(1, resources={"CPU": 1}, timeout="150s") as workers:
             assert len(workers) == 1
 
 
@@ -405,9 +405,9 @@ def test_only_workers_that_can_serve_a_request_count_as_its_workers(queue: Local
             ),
             (r"no worker group has workers of this kind", {"n_workers": 1, "resources": {"FPGA": 1}}),
         ):
-            with pytest.raises(ClusterError, match=words), cluster.hold(**request, timeout="60s"):
+            with pytest.raises(ClusterError, match=words), cluster.hold(**request, timeout="150s"):
                 pass
-        with cluster.hold(1, resources={"CPU": 1}), cluster.hold(2, timeout="60s") as workers:
+        with cluster.hold(1, resources={"CPU": 1}), cluster.hold(2, timeout="150s") as workers:
             assert len(workers) == 2, "the block around it holds a worker of another kind"
 
 
@@ -416,7 +416,7 @@ def test_a_block_inside_a_block_does_not_wait_for_a_worker_of_the_outer_one_that
 ) -> None:
     with Client(cluster_of_two) as client, cluster_of_two.hold(1) as outer:
         client.run_on_scheduler(set_status, outer[0].address, "paused")
-        with cluster_of_two.hold(1, timeout="60s") as inner:
+        with cluster_of_two.hold(1, timeout="150s") as inner:
             assert len(inner) == 1
         client.run_on_scheduler(set_status, outer[0].address, "running")
 
@@ -424,13 +424,13 @@ def test_a_block_inside_a_block_does_not_wait_for_a_worker_of_the_outer_one_that
 def test_a_block_that_waits_for_workers_of_a_block_around_it_is_an_error(cluster_of_two: LocalGPUCluster) -> None:
     words = r"hold: 1 worker requested, beside 2 that this program holds already: .* will have only 2 workers in 1 job"
     own = pytest.raises(ClusterError, match=words)
-    with cluster_of_two.hold(2), own, cluster_of_two.hold(1, timeout="60s"):
+    with cluster_of_two.hold(2), own, cluster_of_two.hold(1, timeout="150s"):
         pass
-    with cluster_of_two.hold(1), cluster_of_two.hold(1, timeout="60s") as workers:
+    with cluster_of_two.hold(1), cluster_of_two.hold(1, timeout="150s") as workers:
         assert len(workers) == 1, "there are enough"
-    with cluster_of_two.hold(1), cluster_of_two.hold(1, timeout="60s"), own, cluster_of_two.hold(1, timeout="60s"):
+    with cluster_of_two.hold(1), cluster_of_two.hold(1, timeout="150s"), own, cluster_of_two.hold(1, timeout="150s"):
         pass
-    with cluster_of_two.hold(2, timeout="60s"):
+    with cluster_of_two.hold(2, timeout="150s"):
         pass
 
     late = pytest.raises(
@@ -451,7 +451,7 @@ def test_a_block_that_waits_for_workers_of_a_block_around_it_is_an_error(cluster
 
 def test_what_the_block_raises_comes_through_and_the_workers_are_free_again(cluster_of_two: LocalGPUCluster) -> None:
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError), cluster_of_two.hold(2, timeout="60s") as workers:
+        with pytest.raises(ZeroDivisionError), cluster_of_two.hold(2, timeout="150s") as workers:
             workers.run(travels(lambda: 1 / 0))
 
 
@@ -512,7 +512,7 @@ def test_a_crash_of_a_worker_is_raised_before_the_queue_could_report_the_end_of_
     monkeypatch.setattr(hpcgpu.client.held_set, "_ENDED", 1e6)
     crash = travels(lambda: os.environ["RANK"] == "1" and os.kill(os.getpid(), signal.SIGKILL))
     words = r"was lost .*: .*its job still runs.*\. Log: .*\.log"
-    with pytest.raises(ClusterError, match=words), cluster_of_two.hold(2, timeout=60) as workers:
+    with pytest.raises(ClusterError, match=words), cluster_of_two.hold(2, timeout=150) as workers:
         workers.run(crash)
     with Client(cluster_of_two) as client:
         client.wait_for_workers(2)
@@ -561,11 +561,11 @@ def test_a_client_that_is_closed_in_its_block_stops_no_later_block(cluster_of_tw
         client.close()
         with pytest.raises(ClusterError, match="the client of this block is closed"):
             workers.run(len, "")
-    with cluster_of_two.hold(1, timeout=60) as workers:
+    with cluster_of_two.hold(1, timeout=150) as workers:
         with pytest.raises(ZeroDivisionError):
             workers.run(travels(lambda: 1 / 0))
         workers.client.close()
-    with cluster_of_two.hold(2, timeout=60) as workers:
+    with cluster_of_two.hold(2, timeout=150) as workers:
         assert len(workers) == 2
 
 
@@ -622,7 +622,7 @@ with hpcgpu.hold(hpcgpu.connect({cluster_of_two.name!r}, quiet=True), 2, quiet=T
                 third.submit(hold_one, cluster_of_two, timeout=10).result()
             second = threads.submit(hold, 1, served)
             wait_for(2)
-            with cluster_of_two.hold(1, timeout="60s") as workers:
+            with cluster_of_two.hold(1, timeout="150s") as workers:
                 assert len(workers) == 1, "the others wait for this program in any case"
             wait_for(2)
         first.result(), second.result()
@@ -684,15 +684,15 @@ with hpcgpu.hold(client, 1, quiet=True) as workers:
     words = f"calls (train) still run on {name}: `client.restart_workers(['{name}'])`"
     assert "KeyboardInterrupt" in errors and f"the block has ended, but {words}" in errors
     with Client(cluster_of_two) as client:
-        with cluster_of_two.hold(1, timeout=60) as workers:
+        with cluster_of_two.hold(1, timeout=150) as workers:
             assert workers[0].name != name, "there is a worker without a call"
         said = pytest.warns(ClusterWarning, match=re.escape(f"the block begins, but earlier {words}"))
-        with said, cluster_of_two.hold(2, timeout=60) as workers:
+        with said, cluster_of_two.hold(2, timeout=150) as workers:
             assert name in [worker.name for worker in workers]
-        client.restart_workers([name], timeout=100)
+        client.restart_workers([name], timeout=150)
         with warnings.catch_warnings():
-            warnings.simplefilter("error", ClusterWarning)
-            with cluster_of_two.hold(2, timeout=60) as workers:
+            warnings.filterwarnings("error", "hold: the block begins, but", ClusterWarning)
+            with cluster_of_two.hold(2, timeout=150) as workers:
                 assert workers.run(len, "abc") == [3, 3]
 
 
@@ -784,7 +784,7 @@ def test_an_asynchronous_program_sees_the_first_failure_too(cluster_of_two: Loca
 def test_a_block_that_does_not_begin_leaves_no_client(queue: LocalQueue) -> None:
     async def program() -> str:
         async with LocalGPUCluster(**GPU, jobs=0, asynchronous=True) as cluster:
-            block = cluster.hold(1, timeout="60s")
+            block = cluster.hold(1, timeout="150s")
             with pytest.raises(ClusterError, match="will have only 0 workers"):
                 await block.__aenter__()
             assert block.client.status == "closed"
@@ -811,7 +811,7 @@ def test_the_client_of_a_block_lists_and_uses_only_the_held_workers(cluster_of_t
         theirs.replicate(data)
         assert theirs.who_has(data)[data[0].key] == tuple(own)
         with theirs.get_executor(pure=False) as executor:
-            assert {executor.submit(travels(lambda: get_worker().address)).result(60) for _ in range(4)} == {*own}
+            assert {executor.submit(travels(lambda: get_worker().address)).result(150) for _ in range(4)} == {*own}
         assert list(theirs.run(name)) == own
 
 
@@ -827,4 +827,4 @@ def test_an_annotation_chooses_among_the_held_workers(cluster_of_two: LocalGPUCl
             futures.append(workers.client.compute(kept))
             assert {*workers.client.gather(futures)} == {address}
         with dask.annotate(priority=1):
-            assert workers.client.submit(where, uuid.uuid4()).result(60) in workers.addresses
+            assert workers.client.submit(where, uuid.uuid4()).result(150) in workers.addresses
