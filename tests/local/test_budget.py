@@ -72,7 +72,7 @@ class Gathering:
 
     def raised(self) -> str:
         """Wait until it has raised, and return what."""
-        self._thread.join(60)
+        self._thread.join(150)
         assert self.error is not None, "gather still waits"
         return f"{type(self.error).__name__}: {self.error}"
 
@@ -100,7 +100,7 @@ def test_the_end_of_the_budget_is_reported_before_and_then_and_lost_results_are_
         assert "cluster spent is used up, and its worker jobs have ended: this result is lost" in gathering.raised()
         for future in (sent, needs_sent):
             with pytest.raises(FutureCancelledError, match=r"(?s)the budget of .* is used up.* send it again"):
-                future.result(timeout=60)
+                future.result(timeout=150)
         until(lambda: len(live(queue)) == 1, "the job has ended")
         until(lambda: [notice.event for notice in notices].count("budget") == 2, "both were told")
         assert "maximum_gpu_hours" in notices[-1].message

@@ -38,7 +38,7 @@ def opened(link: str) -> tuple[int, str]:
     """Open a link as a browser does that keeps cookies; return status and page."""
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
     try:
-        with browser.open(link, timeout=60) as answer:
+        with browser.open(link, timeout=150) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -81,7 +81,7 @@ def test_it_forwards_until_it_is_interrupted_and_other_users_of_the_machine_need
     assert opened(link)[0] == 200, "the contact is read anew"
 
     program.send_signal(signal.SIGINT)
-    _, told = program.communicate(timeout=60)
+    _, told = program.communicate(timeout=150)
     assert program.returncode == 0 and re.fullmatch(r"the dashboard of cluster demo at .* does not answer: .*\n", told)
     port = int(plain.rpartition(":")[2].partition("/")[0])
     with pytest.raises(ConnectionRefusedError):

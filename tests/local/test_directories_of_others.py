@@ -32,13 +32,14 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a 
 
 def test_what_a_cluster_makes_is_the_users_alone_whatever_the_umask(tmp_path: Path) -> None:
     code = f"""
-import os, warnings
+import contextlib, os
 os.umask(0)
 from hpcgpu import LocalGPUCluster
 with LocalGPUCluster(**{CPU!r}, jobs=1) as cluster:
     cluster.wait_for_workers()
     for path in [cluster.directory.path, *cluster.directory.path.rglob("*")]:
-        assert path.stat().st_mode & 0o077 == 0, path
+        with contextlib.suppress(FileNotFoundError):  # a draft has just got its name
+            assert path.stat().st_mode & 0o077 == 0, path
 """
     environ = {
         k: v for k, v in os.environ.items() if k not in ("HPCGPU_QUEUE_DIRECTORY", "DASK_HPCGPU__CLUSTER_DIRECTORY")

@@ -123,7 +123,7 @@ fcntl.flock = then
 """
     with program(queue, directory, before=meanwhile) as process:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+        assert process.wait(timeout=150) == 128 + signal.SIGTERM
     assert running(queue) == []
 
 

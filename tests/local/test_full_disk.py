@@ -42,7 +42,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     try:
         yield directory
     finally:
-        subprocess.run(["umount", str(directory)], check=True)
+        # lazily: the last process that writes there may be about to end
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
 
 def fill(disk: Path) -> Path:

@@ -43,10 +43,10 @@ def test_the_scheduler_records_what_each_gpu_does_and_since_when_it_is_idle(
         assert first["node"] and first["idle_since"] and second["idle_since"]
         page, token = f"{cluster.dashboard_link.removesuffix('/status')}/hpcgpu", cluster.directory.dashboard_token()
         request = urllib.request.Request(page, headers={"Authorization": f"token {token}"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=150) as answer:
             assert b"GPUs by job" in answer.read()
         with pytest.raises(urllib.error.HTTPError, match="403"):
-            urllib.request.urlopen(page, timeout=60)
+            urllib.request.urlopen(page, timeout=150)
         (says / "1").write_text("80 9000 250500")
         until(lambda: devices(cluster)[1]["utilization"] == 80.0, "the second GPU computes")
         first, second = devices(cluster)

@@ -60,7 +60,7 @@ os.kill(child, 9)
         running = subprocess.Popen([sys.executable, "-c", program], text=True, **pipes)
         try:
             assert running.stdout is not None and running.stdout.readline() == "ended\n"
-            with cluster.hold(2, timeout=10) as workers:
+            with cluster.hold(2, timeout=150) as workers:
                 assert len(workers) == 2
         finally:
             running.communicate("\n")
@@ -75,15 +75,15 @@ def test_a_worker_that_is_lost_while_the_block_begins_is_replaced_by_another(
         until((tmp_path / "begun").exists, "the call blocks the worker")
 
         def hold_both() -> int:
-            with cluster_of_two.hold(2, timeout=60) as workers:
+            with cluster_of_two.hold(2, timeout=150) as workers:
                 return len(workers.run(os.getpid))
 
         with pytest.warns(ClusterWarning) as said:
             holding = threads.submit(hold_both)
             until(lambda: any("do not answer" in str(one.message) for one in said) or holding.done(), "it is reported")
             os.kill(int((tmp_path / "begun").read_text()), signal.SIGKILL)
-            assert holding.result(timeout=60) == 2
-        assert blocking.exception(timeout=60) is not None, "its worker is gone"
+            assert holding.result(timeout=150) == 2
+        assert blocking.exception(timeout=150) is not None, "its worker is gone"
 
 
 def test_workers_of_a_node_have_different_ports(
@@ -98,13 +98,13 @@ def test_workers_of_a_node_have_different_ports(
         return free_port(host) if asked > 1 else 29500
 
     monkeypatch.setattr("hpcgpu.client.hold.free_port", taken_twice)
-    with cluster_of_two.hold(2, timeout=60) as workers:
+    with cluster_of_two.hold(2, timeout=150) as workers:
         assert workers[0].host == workers[1].host and workers[0].port != workers[1].port
 
 
 def test_an_error_of_the_block_is_shown_beside_the_loss_of_the_scheduler(queue: LocalQueue, until: Until) -> None:
     with LocalGPUCluster(**GPU, jobs=1) as cluster:
-        with pytest.raises(ClusterError) as lost, cluster.hold(2, timeout=60) as workers:
+        with pytest.raises(ClusterError) as lost, cluster.hold(2, timeout=150) as workers:
             queue.cancel([cluster.jobs[0].id])
             until(lambda: not workers.scheduler, "the loss is noticed")
             raise MemoryError("mine")
@@ -113,7 +113,7 @@ def test_an_error_of_the_block_is_shown_beside_the_loss_of_the_scheduler(queue: 
 
 def test_a_block_that_runs_does_not_begin_again(cluster_of_two: LocalGPUCluster) -> None:
     with Client(cluster_of_two) as client:
-        block = hpcgpu.hold(client, 1, quiet=True, timeout=60)
+        block = hpcgpu.hold(client, 1, quiet=True, timeout=150)
         for _ in range(2):
             with block as workers:
                 with (
@@ -122,5 +122,5 @@ def test_a_block_that_runs_does_not_begin_again(cluster_of_two: LocalGPUCluster)
                 ):
                     pass
                 assert len(workers.run(os.getpid)) == 1
-        with hpcgpu.hold(client, 2, quiet=True, timeout=60) as workers:
+        with hpcgpu.hold(client, 2, quiet=True, timeout=150) as workers:
             assert len(workers) == 2

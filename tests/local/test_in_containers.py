@@ -29,7 +29,10 @@ from hpcgpu.configuration.resolve import resolve
 from hpcgpu.scripts.container import HOST_COPY, provide
 from tests.conftest import wait_until
 
-pytestmark = [pytest.mark.shows("Jobs in containers: Charliecloud, rootless Podman"), pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.shows("Jobs in containers: Charliecloud, rootless Podman"),
+    pytest.mark.timeout(1500),  # the image is made within 900 s, or not at all
+]
 
 #: Of the image: the one of the tests, and of the distribution.
 PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -272,7 +275,8 @@ def test_the_check_examines_the_inside_of_a_container(user: User) -> None:
 
 def test_what_ends_in_the_container_ends_the_job_with_its_exit_code(user: User) -> None:
     done = user.start(container=str(user.image), container_runtime="charliecloud", python="/bin/false", name="fails")
-    assert "its script failed, exit code 1" in done.stderr and not user.processes()
+    assert "its script failed, exit code 1" in done.stderr, done.stderr
+    wait_until(lambda: not user.processes(), lambda: f"none of these is left: {user.processes()}")
 
 
 @pytest.fixture(scope="module")

@@ -160,7 +160,7 @@ def test_the_loss_of_a_worker_ends_a_query_at_once_and_the_others_can_be_restart
         with pytest.raises(ClusterError, match="was lost while a program held it"):
             engine.shutdown()
         blocked = [worker.address for worker in workers if worker.job != workers[-1].job]
-        client.restart_workers(blocked, timeout=100)
+        client.restart_workers(blocked, timeout=150)
         with hpcgpu.hold(client, 2) as others:
             assert not set(others.addresses) & set(blocked)
 
