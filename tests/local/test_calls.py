@@ -120,6 +120,7 @@ def test_adapt_ends_no_job_on_which_a_call_runs(queue: LocalQueue, home: Path, u
         # this one holds the event loop of its worker, which sends no heartbeats
         call = threads.submit(client.run, travels(waits_for_file), str(home), workers=[second])
         [called] = [job.name for job in cluster.workers.values() if first in job.workers]
+        until(lambda: cluster.workers[called].work.load.calls, "its worker has reported the first call")
         adaptive = cluster.adapt(minimum_jobs=0, maximum_jobs=2, **ADAPT)
         until(lambda: "2 calls run on the workers of 2 jobs" in adaptive.state.reason, "the reason says it")
         (home / "go").touch()
@@ -259,6 +260,8 @@ def test_zero_jobs_wait_for_a_call_also_where_an_actor_and_results_are_lost_then
         actor = client.submit(waiter(), actor=True).result()
         call = actor.wait(str(home))
         until((home / "begun").exists, "it runs")
+        cluster.adapt(minimum_jobs=1, maximum_jobs=1)  # reads the load
+        until(lambda: cluster.workers[job].work.load.calls, "its worker has reported it")
         client.run_on_scheduler(ends_when_idle)
         adaptive = cluster.adapt(minimum_jobs=0, maximum_jobs=1, **ADAPT)
         until(lambda: "1 call runs on the workers of 1 job" in adaptive.state.reason, "an actor's call is work")
