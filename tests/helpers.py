@@ -354,9 +354,9 @@ def waiting(cluster: GPUCluster, n: int) -> str:
         patch.setattr(Progress, "update", note)
         task = asyncio.run_coroutine_threadsafe(cluster._wait_until_connected(n, None), cluster.loop.asyncio_loop)
         task.add_done_callback(lambda _: there.set())
-        assert there.wait(60)
+        assert there.wait(150)
         if not said:
-            return str(task.exception(60))
+            return str(task.exception(150))
         task.cancel()
     return said[0]
 

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 FOREVER = "sleep 1000"
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 150) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
@@ -86,7 +86,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     site = Site(tmp_path)
     yield site
     with contextlib.suppress(AssertionError):  # a supervisor ends a little after its record shows it
-        wait_for(site.quiet, 30)
+        wait_for(site.quiet)
     left = job_processes(site.queue.directory)
     for process in left:
         with contextlib.suppress(psutil.Error):
@@ -112,6 +112,7 @@ def test_each_directory_is_a_queue_of_its_own(tmp_path: Path) -> None:
 
 def test_everything_on_disk_is_private(site: Site) -> None:
     job = site.submit(FOREVER)
+    wait_for(lambda: bool(site.record(job).leader))  # the last that a supervisor writes before the end
     assert stat.S_IMODE(site.queue.directory.stat().st_mode) == 0o700
     files = [path for path in site.queue.directory.rglob("*") if path.is_file()]
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
@@ -205,9 +206,9 @@ def test_dependent_of_a_cancelled_job_runs(site: Site) -> None:
 
 
 def test_walltime_ends_a_script_that_ignores_term(site: Site) -> None:
-    job = site.submit("trap '' TERM; echo $HPCGPU_JOB_END; while :; do sleep 1; done", "--time=5")
+    job = site.submit("trap '' TERM; echo $HPCGPU_JOB_END; while :; do sleep 1; done", "--time=10")
     running = site.status(job)
-    assert running.start is not None and running.end == running.start + 5
+    assert running.start is not None and running.end == running.start + 10
     status = site.ended(job)
     assert (status.state, status.reason, status.exit_code) == (JobState.TIMEOUT, "TimeLimit", 137)
     own = site.queue.own_job(

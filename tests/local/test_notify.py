@@ -185,7 +185,7 @@ def test_results_are_saved_before_the_walltime_ends_and_the_next_cluster_has_the
     options = {**CPU, "ending_notice": "1h", "notify": log.command}
     with (
         told("on_ending failed: OSError"),
-        LocalGPUCluster(**options, name="first", jobs=1, scheduler={"walltime": "60s"}, on_ending=save) as cluster,
+        LocalGPUCluster(**options, name="first", jobs=1, scheduler={"walltime": "100s"}, on_ending=save) as cluster,
     ):
         client = cluster.get_client()
         client.publish_dataset(total=client.submit(sum, [1, 2, 3]))

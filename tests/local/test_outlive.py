@@ -438,7 +438,7 @@ def test_a_cluster_whose_scheduler_is_busy_for_a_while_can_be_taken_over(
 
 def test_jobs_that_were_left_outlive_the_end_of_the_program(queue: LocalQueue) -> None:
     """Of the program that made the cluster and does not close it, and of those that take it over and close it."""
-    made = start_program({**CPU, "jobs": 1, "name": "left", "shutdown_on_close": False, "lease": 1}, then="pass")
+    made = start_program({**CPU, "jobs": 1, "name": "left", "shutdown_on_close": False, "lease": 2}, then="pass")
     _, said = made.communicate(timeout=250)
     assert made.returncode == 0, said
     assert len(live(queue)) == 2

@@ -50,7 +50,7 @@ def test_a_request_that_pbs_refuses_pauses_adaptive_scaling(
 def test_without_a_manager_workers_retire_before_the_walltime_that_their_job_really_has(
     pbs: Site, until: Until
 ) -> None:
-    options = CPU | {"walltime": "60s", "walltime_margin": "30s", "scheduler": {"walltime": "1h"}}
+    options = CPU | {"walltime": "90s", "walltime_margin": "30s", "scheduler": {"walltime": "1h"}}
     cluster = PBSGPUCluster(**options, name="short", jobs=1)
 
     def submit(script: Path) -> str:

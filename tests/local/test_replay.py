@@ -298,7 +298,7 @@ def test_what_cannot_run_again_is_lost_and_reports_why(queue: LocalQueue, tmp_pa
                 pass
             for future, why in lost.items():
                 with pytest.raises(FutureCancelledError, match=why) as error:
-                    future.result(timeout=60)
+                    future.result(timeout=150)
                 assert GONE in str(error.value)
             assert anywhere.result() == 1 and mixed[0].result() == 2
             with pytest.raises(FutureCancelledError, match="it needs"):
@@ -306,7 +306,7 @@ def test_what_cannot_run_again_is_lost_and_reports_why(queue: LocalQueue, tmp_pa
             later = client.submit(counted, place, "later")
             assert later.result() == 1
         with scheduler_ends(client), pytest.raises(FutureCancelledError, match=GONE):  # the block has ended
-            later.result(timeout=60)
+            later.result(timeout=150)
     assert live(queue) == []
 
 

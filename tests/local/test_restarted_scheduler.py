@@ -82,7 +82,7 @@ def test_worker_jobs_stay_when_the_scheduler_is_restarted(
                 end_scheduler(client, signum)
                 for future in lost:  # at once, also in a program that does not manage the cluster
                     with pytest.raises(FutureCancelledError, match=GONE):
-                        future.result(timeout=60)
+                        future.result(timeout=150)
             early = client.submit(pow, 2, 5)
             cluster.wait_for_workers(workers)
             assert early.result() == 32, "what is submitted meanwhile waits for the next scheduler"
@@ -105,11 +105,11 @@ def queue_id(cluster: GPUCluster, name: str) -> str:
 
 def test_requests_of_a_client_wait_for_the_next_scheduler(queue: LocalQueue, home: Path, until: Until) -> None:
     """Such as `list_datasets`: they tried to reach the last one until Dask's limit, and failed."""
-    module = home / "of_the_user.py"
+    module, hold = home / "of_the_user.py", home / "hold"
     module.write_text("number = 7")
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
-        LocalGPUCluster(name="demo", jobs=1, **RESTART) as cluster,
+        LocalGPUCluster(name="demo", jobs=1, **RESTART, scheduler=held_by(hold)) as cluster,
         cluster.get_client() as client,
         ThreadPoolExecutor() as threads,
     ):
@@ -117,14 +117,15 @@ def test_requests_of_a_client_wait_for_the_next_scheduler(queue: LocalQueue, hom
         closes = Client(cluster, set_as_default=False)
         lost = [one.submit(time.sleep, 1000) for one in (client, closes)]
         with told(GONE):
+            hold.touch()
             end_scheduler(client, signal.SIGKILL)
             for future in lost:
                 with pytest.raises(FutureCancelledError, match=GONE):
-                    future.result(timeout=60)
+                    future.result(timeout=150)
             request = threads.submit(closes.list_datasets)
             closes.close()
             with pytest.raises((CommClosedError, CancelledError, RuntimeError)):
-                request.result(timeout=60)
+                request.result(timeout=150)
             datasets, pid = threads.submit(client.list_datasets), threads.submit(client.run_on_scheduler, os.getpid)
             runs = threads.submit(client.run, os.getpid)
             with pytest.raises(TimeoutError):
@@ -132,21 +133,21 @@ def test_requests_of_a_client_wait_for_the_next_scheduler(queue: LocalQueue, hom
             with pytest.raises(TimeoutError):
                 Variable("result", client).get(timeout=0.2)
             assert "Client" in client._repr_html_(), "a notebook shows it"
+            hold.unlink()
             client.upload_file(str(module))
             assert len(runs.result()) == 1, "a call on all workers waits for a worker"
             assert datasets.result() == () and pid.result() == client.run_on_scheduler(os.getpid)
         assert client.submit(lambda: __import__("of_the_user").number).result() == 7
 
 
-def test_a_pbs_job_of_two_nodes_stays_when_the_scheduler_is_restarted(fake_gpus: None, pbs: Site, until: Until) -> None:
+def test_a_pbs_job_of_two_nodes_stays_when_the_scheduler_is_restarted(fake_gpus: None, pbs: Site) -> None:
     options = GPU | {"nodes_per_job": 2, "on_scheduler_end": "restart"}
     with PBSGPUCluster(name="demo", jobs=1, **options) as cluster, Client(cluster) as client:
         cluster.wait_for_workers(4)
         before = set(pbs.alive())
         with told(GONE):
             end_scheduler(client, signal.SIGKILL)
-            until(lambda: cluster.status.name != "running", "it is noticed")
-            assert client.submit(pow, 2, 5).result() == 32
+        assert client.submit(pow, 2, 5).result() == 32
         cluster.wait_for_workers(4)
         assert len(before & set(pbs.alive())) == 1 and len(pbs.alive()) == 2
     assert pbs.alive() == {}
@@ -162,7 +163,7 @@ def test_a_scheduler_that_somebody_cancels_ends_the_cluster(queue: LocalQueue) -
             queue.cancel(queue.find("demo-scheduler"))
             for future in (outside, inside):
                 with pytest.raises(FutureCancelledError, match="the scheduler of cluster demo is gone"):
-                    future.result(timeout=60)
+                    future.result(timeout=150)
         with pytest.raises(ClusterError, match="It is not restarted, because it has ended as intended"):
             cluster.wait_for_workers(1)
     assert live(queue) == []
@@ -174,7 +175,6 @@ def test_a_cluster_is_not_restarted_for_ever(queue: LocalQueue, until: Until) ->
         for number in (2, 3, 4):
             with told(GONE):
                 end_scheduler(client, signal.SIGKILL)
-                until(lambda: cluster.status.name != "running", "it is noticed")
             assert client.submit(pow, 2, number).result() == 2**number
             assert queue.find(f"demo-scheduler{number}")
         with told("It is not restarted, because it was restarted 3 times within an hour"):
@@ -228,14 +228,14 @@ def test_a_future_of_between_two_schedulers_reports_why_it_fails_if_no_scheduler
             end_scheduler(client, signal.SIGKILL)
             for future in lost:
                 with pytest.raises(FutureCancelledError, match=GONE):
-                    future.result(timeout=60)
+                    future.result(timeout=150)
             early = [one.submit(pow, 2, 5, pure=False) for one in (client, other)]
             assert command_line("stop", "demo").returncode == 0
             for future, why in zip(
                 early, ["cluster demo was stopped by another program", "cluster demo "], strict=True
             ):
                 with pytest.raises(FutureCancelledError, match=why) as error:
-                    future.result(timeout=60)
+                    future.result(timeout=150)
                 assert error.value.reason == "the scheduler is gone"
                 assert "another one is started" not in str(error.value)
     assert live(queue) == []
@@ -258,9 +258,9 @@ def test_all_report_why_no_scheduler_follows_if_the_next_jobs_fail(
         lost = client.submit(time.sleep, 1000)
         end_scheduler(client, signal.SIGKILL)
         with pytest.raises(FutureCancelledError, match=GONE):
-            lost.result(timeout=60)
+            lost.result(timeout=150)
         with pytest.raises(FutureCancelledError, match=why):
-            client.submit(pow, 2, 5).result(timeout=60)
+            client.submit(pow, 2, 5).result(timeout=150)
         with pytest.raises(ClusterError, match=why):
             cluster.wait_for_workers(1)
         says = [command_line(one, "demo").stdout for one in ("status", "top")]
@@ -405,10 +405,10 @@ def test_a_worker_job_that_must_end_does_so_though_its_scheduler_has_just_ended(
         cluster.wait_for_workers(1)
         with cluster.get_client() as client, told(GONE):
             [process] = client.run(os.getpid, nanny=True).values()
+            [job] = queue.find("demo-0")
             hold.touch()
             end_scheduler(client, signal.SIGKILL)
             os.kill(process, signal.SIGTERM)
-            [job] = queue.find("demo-0")
             until(lambda: queue.poll([job])[job].state.ended, "it ends")
         assert "waits for another scheduler" not in log_of(cluster, "demo-0")
     assert live(queue) == []
@@ -458,11 +458,11 @@ def test_worker_jobs_and_clients_wait_for_a_program_that_takes_the_cluster_over(
         lost = client.submit(time.sleep, 1000)
         end_scheduler(client, signal.SIGKILL)
         with pytest.raises(FutureCancelledError, match="the scheduler of cluster demo is gone: scheduler job 1 "):
-            lost.result(timeout=60)
+            lost.result(timeout=150)
         until(lambda: len(live(queue)) == 1, "the queue reports the end of the scheduler job")
         before = live(queue)
         with told(GONE), LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster:
-            assert client.submit(pow, 2, 5).result(timeout=60) == 32
+            assert client.submit(pow, 2, 5).result(timeout=150) == 32
             cluster.wait_for_workers(1)
             with Client(cluster, set_as_default=False) as own:
                 assert own.submit(pow, 2, 6).result() == 64
@@ -486,7 +486,7 @@ def test_the_scheduler_ends_while_a_program_takes_the_cluster_over(
 
     monkeypatch.setattr(connect_to_scheduler, "running_scheduler", ends_after_the_first_look)
     with client, told(GONE), LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster:
-        assert looks[0] and client.submit(pow, 2, 5).result(timeout=60) == 32
+        assert looks[0] and client.submit(pow, 2, 5).result(timeout=150) == 32
         assert live_names(cluster) == {"demo-0", "demo-scheduler2"}
     assert live(queue) == []
 
@@ -515,7 +515,7 @@ def test_the_scheduler_ends_when_a_program_has_just_taken_the_cluster_over(
     monkeypatch.setattr(start_cluster, "attach", attach_and_end_scheduler(client, queue, until))
     with client, told(GONE), LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster:
         cluster.wait_for_workers(1)
-        assert client.submit(pow, 2, 5).result(timeout=60) == 32
+        assert client.submit(pow, 2, 5).result(timeout=150) == 32
         assert live_names(cluster) == {"demo-0", "demo-scheduler2"}
     assert live(queue) == []
 
@@ -560,7 +560,7 @@ def test_the_scheduler_ends_while_a_program_takes_the_cluster_over_and_that_prog
         until(lambda: "begins anew" in log.read_text() or live(queue) == [], "the workers have ended")
         with told(GONE), LocalGPUCluster.from_name("demo", shutdown_on_close=True) as cluster:
             cluster.wait_for_workers(1)
-            assert client.submit(pow, 2, 5).result(timeout=60) == 32
+            assert client.submit(pow, 2, 5).result(timeout=150) == 32
             assert live_names(cluster) == {"demo-0", "demo-scheduler2"}
     assert live(queue) == []
 
@@ -578,7 +578,7 @@ def test_programs_that_do_not_manage_the_cluster_follow_again_and_again(queue: L
                     assert other.stdout.readline().startswith("lost: the scheduler of cluster demo is gone and another")
                     assert other.stdout.readline() == f"again: 32 in {cluster.directory.path}\n"
             other.stdin.close()
-            assert other.wait(60) == 0
+            assert other.wait(150) == 0
     assert live(queue) == []
 
 
@@ -617,14 +617,14 @@ def test_a_client_follows_though_another_program_has_taken_its_cluster_over(queu
             lost = client.submit(time.sleep, 1000)
             end_scheduler(client, signal.SIGKILL)
             with pytest.raises(FutureCancelledError, match=GONE):
-                lost.result(timeout=60)
+                lost.result(timeout=150)
             assert client.submit(pow, 2, 5).result() == 32
-            cluster.wait_for_workers(1, timeout="60s")
+            cluster.wait_for_workers(1, timeout="150s")
             with Client(cluster, set_as_default=False) as later:
                 assert later.submit(pow, 2, 6).result() == 64
             assert cluster.directory.contact().dashboard in cluster.dashboard_link
             other.stdin.close()
-            assert other.wait(60) == 0
+            assert other.wait(150) == 0
     assert live(queue) == []
 
 

@@ -44,9 +44,12 @@ def test_top_shows_a_cluster_until_q_is_pressed_and_leaves_the_terminal_as_it_wa
         cluster.scale(jobs=0)
         until(lambda: b"0 workers" in seen, lambda: f"the picture changes: {bytes(seen)[-2000:]!r}")
         os.write(ours, b"q")
-        assert program.wait(60) == 0
+        assert program.wait(150) == 0
         assert termios.tcgetattr(theirs) == before
-        assert seen.rstrip().endswith(b"\x1b[?25h") or b"\x1b[?1049l" in seen, "the cursor and the screen are back"
+        until(
+            lambda: seen.rstrip().endswith(b"\x1b[?25h") or b"\x1b[?1049l" in seen,
+            lambda: f"the cursor and the screen are back: {bytes(seen)[-2000:]!r}",
+        )
         os.close(theirs)
         os.close(ours)
 

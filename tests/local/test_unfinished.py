@@ -164,7 +164,7 @@ async def test_a_heartbeat_while_a_slow_filesystem_is_read_keeps_the_lease() -> 
 
     def released() -> bool:
         loop.call_soon_threadsafe(looked.set)
-        assert reads.wait(60)
+        assert reads.wait(150)
         return False
 
     lease = ManagerLease(Scheduler(), 600.0, released)  # type: ignore[arg-type]

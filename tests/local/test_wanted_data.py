@@ -199,7 +199,7 @@ def test_data_that_came_to_be_wanted_after_the_decision_stays_and_an_explicit_ze
 def test_results_move_to_another_job_in_time_when_the_walltime_of_theirs_ends(
     queue: LocalQueue, home: Path, until: Until
 ) -> None:
-    options = CPU | {"walltime": "60s", "walltime_margin": "30s", "scheduler": {"walltime": "10m"}}
+    options = CPU | {"walltime": "100s", "walltime_margin": "50s", "scheduler": {"walltime": "10m"}}
     with LocalGPUCluster(**options) as cluster, Client(cluster) as client:
         cluster.adapt(minimum_jobs=0, maximum_jobs=1, **ADAPT)
         future = client.submit(counted, 1, file=str(home / "executions"))

@@ -32,16 +32,16 @@ def test_the_pages_of_a_worker_are_there_when_one_is_requested(
     queue: LocalQueue, kind: str, options: Mapping[str, Any], prefix: str, until: Callable[..., None]
 ) -> None:
     with LocalGPUCluster(**options, jobs=1) as cluster, Client(cluster) as client:
-        client.wait_for_workers(1)
+        cluster.wait_for_workers()
         assert set(client.run(imported).values()) == {False}
         address, worker = next(iter(cluster.scheduler_info["workers"].items()))
         place = f"http://127.0.0.1:{worker['services']['dashboard']}{prefix}"
         header = {"Authorization": f"token {cluster.directory.dashboard_token()}"}
         for _ in range(2):
-            with urllib.request.urlopen(urllib.request.Request(f"{place}/status", headers=header), timeout=60) as page:
+            with urllib.request.urlopen(urllib.request.Request(f"{place}/status", headers=header), timeout=150) as page:
                 assert page.status == 200 and b"bokeh" in page.read().lower()
         assert client.run(imported, workers=[address]) == {address: True}
-        assert client.submit(sum, [1, 2]).result(timeout=60) == 3
+        assert client.submit(sum, [1, 2]).result(timeout=150) == 3
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def test_a_user_chooses_whether_workers_have_pages(
     queue: LocalQueue, argument: str, begins_with_pages: bool, code: int
 ) -> None:
     with LocalGPUCluster(**CPU, jobs=1, worker_extra_args=[argument]) as cluster, Client(cluster) as client:
-        client.wait_for_workers(1)
+        cluster.wait_for_workers()
         assert set(client.run(imported).values()) == {begins_with_pages}
         [worker] = cluster.scheduler_info["workers"].values()
         page = f"http://127.0.0.1:{worker['services']['dashboard']}/status"
         header = {"Authorization": f"token {cluster.directory.dashboard_token()}"}
         try:
-            with urllib.request.urlopen(urllib.request.Request(page, headers=header), timeout=60) as answer:
+            with urllib.request.urlopen(urllib.request.Request(page, headers=header), timeout=150) as answer:
                 assert answer.status == code
         except urllib.error.HTTPError as error:
             assert error.code == code
