@@ -52,7 +52,7 @@ from hpcgpu.posix.process_identity import identity as _identity
 from hpcgpu.posix.process_trees import end_all, members
 
 _T = TypeVar("_T")
-_GRACE = 3.0  # seconds between TERM and KILL
+_GRACE = 10.0  # seconds between TERM and KILL: a scheduler removes the credentials, and writes the bill
 _RETAINED = 1000  # ended jobs that are remembered
 
 #: Starts the supervisor from a shell that ends at once, so that no client has to
