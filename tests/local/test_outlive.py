@@ -319,7 +319,8 @@ def test_a_scheduler_that_a_program_cannot_use_costs_a_cluster_no_manager(
     with LocalGPUCluster(name="alive", jobs=0, **CPU) as first:
         contact = first.directory.contact()
         assert contact is not None
-        with monkeypatch.context() as patch, dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+        limit = "30s" if why.startswith("client") else "1s"
+        with monkeypatch.context() as patch, dask.config.set({"distributed.comm.timeouts.connect": limit}):
             if why.startswith("client"):
                 patch.setattr(compare_environments, "collect", lambda: {"dask": "2000.1.0"})
             else:  # as on a host from which no way leads to it

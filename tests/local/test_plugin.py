@@ -165,8 +165,8 @@ def test_render_writes_scripts_that_stand_alone(queue: LocalQueue, environment: 
     assert "#AB -minutes 90\n" in script and "#AB -tier wood\n" in script
     assert "AbacusGPUCluster.from_name" in (home / "alone" / "README").read_text()
     env = {**os.environ, "PATH": f"{environment / 'bin'}:/usr/bin:/bin"}
-    launched = subprocess.run([home / "alone" / "launch.sh", "1"], capture_output=True, text=True, env=env, timeout=100)
-    stopped = subprocess.run([home / "alone" / "stop.sh"], capture_output=True, text=True, env=env, timeout=100)
+    launched = subprocess.run([home / "alone" / "launch.sh", "1"], capture_output=True, text=True, env=env, timeout=250)
+    stopped = subprocess.run([home / "alone" / "stop.sh"], capture_output=True, text=True, env=env, timeout=250)
     assert launched.returncode == 0 and "worker job 2" in launched.stdout, launched.stderr
     assert stopped.returncode == 0 and "Cancelling" in stopped.stdout, stopped.stderr
     done = cli("render", "abacus", "--single-job", "-o", str(home / "single"), "--", "true")

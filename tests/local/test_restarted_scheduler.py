@@ -108,7 +108,6 @@ def test_requests_of_a_client_wait_for_the_next_scheduler(queue: LocalQueue, hom
     module, hold = home / "of_the_user.py", home / "hold"
     module.write_text("number = 7")
     with (
-        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
         LocalGPUCluster(name="demo", jobs=1, **RESTART, scheduler=held_by(hold)) as cluster,
         cluster.get_client() as client,
         ThreadPoolExecutor() as threads,
@@ -122,16 +121,17 @@ def test_requests_of_a_client_wait_for_the_next_scheduler(queue: LocalQueue, hom
             for future in lost:
                 with pytest.raises(FutureCancelledError, match=GONE):
                     future.result(timeout=150)
-            request = threads.submit(closes.list_datasets)
-            closes.close()
-            with pytest.raises((CommClosedError, CancelledError, RuntimeError)):
-                request.result(timeout=150)
-            datasets, pid = threads.submit(client.list_datasets), threads.submit(client.run_on_scheduler, os.getpid)
-            runs = threads.submit(client.run, os.getpid)
-            with pytest.raises(TimeoutError):
-                client.wait_for_workers(1, timeout=0.2)
-            with pytest.raises(TimeoutError):
-                Variable("result", client).get(timeout=0.2)
+            with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+                request = threads.submit(closes.list_datasets)
+                closes.close()
+                with pytest.raises((CommClosedError, CancelledError, RuntimeError)):
+                    request.result(timeout=150)
+                datasets, pid = threads.submit(client.list_datasets), threads.submit(client.run_on_scheduler, os.getpid)
+                runs = threads.submit(client.run, os.getpid)
+                with pytest.raises(TimeoutError):
+                    client.wait_for_workers(1, timeout=2)
+                with pytest.raises(TimeoutError):
+                    Variable("result", client).get(timeout=0.2)
             assert "Client" in client._repr_html_(), "a notebook shows it"
             hold.unlink()
             client.upload_file(str(module))
