@@ -50,13 +50,15 @@ def members(marks: Mapping[str, str], session: int | None) -> set[psutil.Process
 def end_all(find: Callable[[], set[psutil.Process]], grace: float) -> list[int]:
     """End all processes that `find` finds, now or later; return the ids of those that are left.
 
-    TERM comes first, and KILL after the grace period.
+    TERM comes first, and KILL after the grace period. What a process starts because of TERM, such as a command that
+    saves a result, does not get TERM.
     """
     import psutil
 
     known: set[psutil.Process] = set()
     for signum, timeout in ((signal.SIGTERM, grace), (signal.SIGKILL, _UNKILLABLE)):
         signalled: set[psutil.Process] = set()
+        sent = 0  # when the signal was sent first, in ticks since boot
         deadline = time.monotonic() + timeout
         while timeout:
             # A process once found stays ours, even when its parent has gone and nothing else shows where it came from.
@@ -65,7 +67,12 @@ def end_all(find: Callable[[], set[psutil.Process]], grace: float) -> list[int]:
                 return []
             if time.monotonic() > deadline:
                 break
-            for process in known - signalled:
+            new = known - signalled
+            if not signalled:
+                sent = int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+            elif signum == signal.SIGTERM:
+                new = {process for process in new if (found := identity(process.pid)) and found[1] < sent}
+            for process in new:
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(signum)
             signalled |= known

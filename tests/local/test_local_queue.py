@@ -251,8 +251,7 @@ def test_a_process_in_a_container_does_not_take_the_jobs_for_lost(site: Site) ->
 
 
 def test_a_cancelled_job_has_time_to_save_what_it_has(site: Site) -> None:
-    saves = "read -t 5 <>nothing; echo saved; exit"  # `sleep` would be a process that gets TERM, too
-    job = site.submit(f"mkfifo nothing; trap '{saves}' TERM; echo started; while :; do sleep 0.1; done")
+    job = site.submit("trap 'sleep 5 && echo saved; exit' TERM; echo started; while :; do sleep 0.1; done")
     wait_for(lambda: "started" in site.log(job))
     site.queue.cancel([job])
     assert site.ended(job).state is JobState.CANCELLED and "saved" in site.log(job)
