@@ -149,6 +149,13 @@ def test_an_attempt_that_is_accepted_after_it_was_given_up_does_not_stay_beside_
     assert len(site.jobs(j="ada-w1", T="CANCELLED")) == 1
 
 
+def test_of_two_attempts_without_an_answer_that_are_both_accepted_one_job_stays(slurm: Slurm, site: Site) -> None:
+    site.fault("sbatch", stdout="", stderr=SOCKET, rc=1, late=True)
+    site.fault("sbatch", stdout="", stderr=SOCKET, rc=1)
+    assert submit(slurm, site) == "102"
+    assert site.jobs(j="ada-w1", T="PENDING") == ["102"] and site.jobs(j="ada-w1", T="CANCELLED") == ["101"]
+
+
 def test_a_repetition_that_is_refused_because_the_first_attempt_was_accepted_after_all(
     slurm: Slurm, site: Site
 ) -> None:

@@ -135,6 +135,20 @@ def test_an_interrupt_at_any_moment_of_a_launch_cancels_what_it_submitted(
     assert jobs < 501 and (tmp_path / "cancelled").read_text().split() == [str(job + 1) for job in range(jobs)]
 
 
+def test_a_job_whose_id_cannot_be_written_into_the_journal_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = make("slurm", {"gpus_per_node": 1}, tmp_path / "demo").path
+    journal = directory / "journal.jsonl"
+    for name, text in (("sbatch", f"#!/bin/sh\nrm {journal} && mkdir {journal} && echo 17\n"), ("scancel", _SCANCEL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    done = subprocess.run([str(directory / "launch.sh")], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and "job 17 (demo-scheduler) is cancelled: its id could not be written" in done.stderr
+    assert (tmp_path / "cancelled").read_text() == "17\n", "nobody would know of it"
+
+
 def test_a_bundle_is_a_cluster_directory_that_nobody_else_reads(tmp_path: Path) -> None:
     directory = make("pbs", {"gpus_per_node": 2, "queue": "gpu"}, tmp_path / "demo")
     assert directory.system == "pbs" and directory.detached and not directory.closed

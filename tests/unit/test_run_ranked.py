@@ -67,6 +67,6 @@ async def test_a_program_that_exits_ends_its_call_and_not_the_worker(asynchronou
         return await asyncio.wait_for(call, 60)
 
     assert await run(0) is await run(None) is None
-    for code in (3, "no data"):
+    for code in (1, 3, "no data"):
         with pytest.raises(RuntimeError, match=f"main ended by sys.exit.{code!r}"):
             await run(code)

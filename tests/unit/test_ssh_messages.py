@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 
 import pytest
 
@@ -144,3 +149,70 @@ async def test_a_far_side_without_memory_closes_the_streams() -> None:
     server.close()
     served[1].close()
     await using
+
+
+#: A relay whose clock goes on by the hours that it reads.
+_RELAY = """
+import asyncio, sys, threading
+from pathlib import Path
+from hpcgpu.ssh.relay import relay
+
+class Loop(asyncio.SelectorEventLoop):
+    seconds = 0.0
+
+    def time(self):
+        return super().time() + self.seconds
+
+    def go_on(self, hours):
+        self.seconds += 3600 * hours
+
+def read():
+    for line in sys.stdin:
+        loop.call_soon_threadsafe(loop.go_on, float(line))
+
+loop = Loop()
+threading.Thread(target=read, daemon=True).start()
+loop.run_until_complete(relay(Path(sys.argv[1]), 12 * 3600.0))
+"""
+
+
+async def test_a_relay_lives_as_long_as_the_laptop_is_connected_and_ends_if_it_stays_away(
+    tmp_path: Path, until: Callable[..., None]
+) -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            while data := await reader.read(100):
+                writer.write(data)
+        over.set()
+
+    over = asyncio.Event()
+    path = tmp_path / "relay" / "socket"
+    path.parent.mkdir()
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    command = [sys.executable, "-P", "-c", _RELAY, str(path)]
+    relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    with ExitStack() as ends:
+        ends.enter_context(relay)
+        ends.callback(relay.kill)
+        assert relay.stdin is not None and relay.stdout is not None and relay.stdout.readline() == b"ready\n"
+        near = Streams()
+        reader, writer = await asyncio.open_unix_connection(path)
+        using = asyncio.ensure_future(near.run(reader, writer))
+        stream = near.open({"connect": list(server.sockets[0].getsockname())})
+        for hours in (0, 13, 13, 13):
+            relay.stdin.write(b"%d\n" % hours)
+            await stream.write(b"x")
+            assert await asyncio.wait_for(stream.read(), 60) == b"x", "the connections of a long session go on"
+        writer.close()
+        await using
+
+        def is_over() -> bool:
+            assert relay.stdin is not None
+            with suppress(BrokenPipeError):
+                relay.stdin.write(b"13\n")
+            return relay.poll() is not None
+
+        until(is_over, "it ends")
+        assert not path.parent.exists()
+    await asyncio.wait_for(over.wait(), 60)
+    server.close()
