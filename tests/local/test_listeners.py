@@ -62,18 +62,25 @@ def processes(cluster: LocalGPUCluster) -> set[psutil.Process]:
     of_jobs = [
         process for process in psutil.process_iter() if str(cluster.directory.path) in " ".join(_command(process))
     ]
-    return {child for process in of_jobs for child in (process, *process.children(recursive=True))}
+    found = set(of_jobs)
+    for process in of_jobs:
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            found.update(process.children(recursive=True))
+    return found
 
 
 def listening(cluster: LocalGPUCluster) -> list[tuple[str, int]]:
     """Address and port of all that the cluster's processes listen on."""
-    sockets = {
-        connection.laddr
-        for process in processes(cluster)
-        for connection in process.net_connections("tcp")
-        if connection.status == "LISTEN"
-    }
-    return sorted((address.ip, address.port) for address in sockets)
+    found = [connection for process in processes(cluster) for connection in connections(process)]
+    return sorted({(one.laddr.ip, one.laddr.port) for one in found if one.status == "LISTEN"})
+
+
+def connections(process: psutil.Process) -> list[Any]:
+    """The TCP connections of a process; none if it has just ended."""
+    try:
+        return list(process.net_connections("tcp"))
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _command(process: psutil.Process) -> list[str]:
@@ -104,15 +111,13 @@ def test_peers_that_send_nothing_hold_neither_the_cluster_nor_its_file_descripto
         count = len(psutil.Process(client.run_on_scheduler(os.getpid)).net_connections("tcp"))
         host, port = ports(cluster)[0]
         for _ in range(200):
-            silent.enter_context(socket.create_connection((host, port), timeout=60))
+            silent.enter_context(socket.create_connection((host, port), timeout=150))
         scheduler = psutil.Process(client.run_on_scheduler(os.getpid))
-        until(
-            lambda: len(scheduler.net_connections("tcp")) >= count + 200,
-            "the scheduler has taken the silent connections",
-        )
-        assert client.submit(sum, [1, 2, 3]).result(timeout=60) == 6
+        # a few other connections may have ended
+        until(lambda: len(scheduler.net_connections("tcp")) > count + 150, "the scheduler has the silent connections")
+        assert client.submit(sum, [1, 2, 3]).result(timeout=150) == 6
         until(lambda: len(scheduler.net_connections("tcp")) < count + 20, "their file descriptors are free again")
-        assert client.submit(sum, [1, 2, 4]).result(timeout=60) == 7
+        assert client.submit(sum, [1, 2, 4]).result(timeout=150) == 7
 
 
 def ports(cluster: LocalGPUCluster) -> list[tuple[str, int]]:
@@ -130,8 +135,9 @@ def works(cluster: LocalGPUCluster) -> None:
 
 
 def speaks_http(ip: str, port: int) -> bool:
-    with socket.create_connection((ip, port), timeout=5) as connection:
-        connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+    with socket.create_connection((ip, port), timeout=150) as connection:
+        # a listener that reads the first message of the challenge needs so many bytes until it refuses them
+        connection.sendall(b"GET /health HTTP/1.0\r\nUser-Agent: %b\r\n\r\n" % (b"x" * 100))
         try:
             return connection.recv(5) == b"HTTP/"
         except OSError:
@@ -173,7 +179,7 @@ def attacked(address: tuple[str, int], context: ssl.SSLContext | None, message: 
     """Send a message; return whether anything came back but TLS's own refusal, an alert (RFC 8446, 5.1)."""
     with ExitStack() as stack:
         try:
-            connection = stack.enter_context(socket.create_connection(address, timeout=10))
+            connection = stack.enter_context(socket.create_connection(address, timeout=150))
             if context is not None:
                 connection = stack.enter_context(context.wrap_socket(connection))
             connection.sendall(message)
@@ -212,7 +218,7 @@ def test_without_credentials_nothing_is_read(cluster: LocalGPUCluster, tmp_path:
 
 async def identity(address: str, **credentials: Any) -> dict[str, Any]:
     """Ask a process of Dask who it is, in the protocol that all of them speak."""
-    comm = await connect(address, timeout=5, **credentials)
+    comm = await connect(address, timeout=60, **credentials)
     try:
         await comm.write({"op": "identity", "reply": True})
         answer: dict[str, Any] = await comm.read()
@@ -246,7 +252,7 @@ def test_a_thousand_silent_peers_do_not_keep_others_out(cluster: LocalGPUCluster
     try:
         with ExitStack() as stack:
             for _ in range(min(1000, hard // 2)):
-                stack.enter_context(socket.create_connection(ports(cluster)[0], timeout=10))
+                stack.enter_context(socket.create_connection(ports(cluster)[0], timeout=150))
             works(cluster)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -263,7 +269,7 @@ def test_http_is_on_no_more_addresses_than_clients_need(cluster: LocalGPUCluster
     assert others and all(ip == "127.0.0.1" for ip, _ in others), "workers' pages are for their node alone"
     present = interface_addresses.addresses()
     assert dashboard[0] == present[interface_addresses.default_interface(present) or "lo"]
-    with urllib.request.urlopen(f"http://{link}/health", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{link}/health", timeout=150) as answer:
         assert answer.read() == b"ok"
 
 
@@ -311,14 +317,14 @@ def test_a_scheduler_in_the_program_shows_itself_to_its_own_machine_only_and_tex
             request(cluster.dashboard_link)[0] == 403
             and request(cluster.dashboard_link, **authorization(cluster))[0] == 200
         )
-        with urllib.request.urlopen(cluster.dashboard_link.removesuffix("/status") + "/health", timeout=10) as answer:
+        with urllib.request.urlopen(cluster.dashboard_link.removesuffix("/status") + "/health", timeout=150) as answer:
             assert answer.read() == b"ok"
 
 
 def request(url: str, method: str = "GET", **headers: str) -> tuple[int, str]:
     asked = urllib.request.Request(url, data=b'{"n": 1}' if method == "POST" else None, method=method, headers=headers)
     try:
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(asked, timeout=150) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -370,7 +376,7 @@ def test_without_the_token_no_page_shows_anything(cluster: LocalGPUCluster) -> N
 
 def test_the_link_with_the_token_opens_the_dashboard_and_its_websocket(cluster: LocalGPUCluster) -> None:
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies := http.cookiejar.CookieJar()))
-    with browser.open(cluster.dashboard_link_with_token(), timeout=60) as answer:
+    with browser.open(cluster.dashboard_link_with_token(), timeout=150) as answer:
         assert answer.url == cluster.dashboard_link, "the token does not stay in the address"
         [session] = re.findall(r'"token":"([^"]+)"', answer.read().decode())
     [cookie] = [f"{cookie.name}={cookie.value}" for cookie in cookies]
@@ -432,11 +438,10 @@ def test_no_secret_is_shown_but_the_token_where_it_is_asked_for(cluster: LocalGP
     for process in processes(cluster):
         with suppress(psutil.Error):
             shown += [" ".join(process.cmdline()), str(process.environ())]
-    shown += [
-        path.read_text()
-        for path in cluster.directory.path.rglob("*")
-        if path.is_file() and path.name != "dashboard.token" and path.parent != tls
-    ]
+    for path in cluster.directory.path.rglob("*"):
+        if path.is_file() and path.name != "dashboard.token" and path.parent != tls:
+            with suppress(FileNotFoundError):  # it has just got its name
+                shown.append(path.read_text())
     assert not any(secret in text for secret in secrets for text in shown) and len(shown) > 15
     assert token in cluster.dashboard_link_with_token()
 
