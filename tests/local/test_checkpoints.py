@@ -66,6 +66,11 @@ def begun(place: Path) -> list[int]:
     return [int(file.name.partition("-")[2]) for file in place.glob("begun-*")]
 
 
+def has_big_piece(place: Path) -> bool:
+    """Whether a big piece is there of a version that is not complete. While it is written, it has another name."""
+    return any(file.stat().st_size > BIG for file in place.glob(".*/[0-9a-f]*"))
+
+
 def entries(directory: Path) -> list[str]:
     return sorted(entry.name for entry in directory.iterdir())
 
@@ -178,7 +183,7 @@ def test_a_worker_that_is_killed_while_it_writes_costs_nothing(
         [killed] = begun(tmp_path)
         os.kill(killed, signal.SIGKILL)
         (tmp_path / "go").touch()
-        saved = saving.result(timeout=120)
+        saved = saving.result(timeout=150)
     assert client.gather(cluster.restore("demo", tmp_path)) == [7, 8]
     assert entries(tmp_path / "demo") == ["000001"]
     assert len(entries(saved.path)) == 4, "two pieces, the structure, and checkpoint.json; nothing half"
@@ -281,14 +286,14 @@ def test_a_drain_in_the_middle_of_a_save_and_of_a_restore_costs_nothing(
             saving = threads.submit(cluster.checkpoint, data, tmp_path, name="demo")
             until(lambda: [*tmp_path.glob("written-*")], "the save begins")
             cluster.scale(jobs=1)
-            saving.result(timeout=120)
+            saving.result(timeout=150)
             del data
             cluster.scale(jobs=2)
             cluster.wait_for_workers()
             restoring = threads.submit(cluster.restore, "demo", tmp_path)
             until(lambda: [*tmp_path.glob("read-*")], "the restore begins")
             cluster.scale(jobs=1)
-            assert client.gather(restoring.result(timeout=120)) == [*range(12)]
+            assert client.gather(restoring.result(timeout=150)) == [*range(12)]
             until(lambda: len(client.nthreads()) == 1, "the other worker has left")
     finally:
         cluster.scale(jobs=2)
@@ -299,7 +304,7 @@ def test_a_program_that_is_killed_in_the_middle_leaves_no_version_and_the_next_s
 ) -> None:
     place = tmp_path / "demo"
     with program(cluster.name, str(tmp_path)) as killed:
-        until(lambda: begun(tmp_path) and any(file.stat().st_size > BIG for file in place.glob(".*/*")), "it writes")
+        until(lambda: begun(tmp_path) and has_big_piece(place), "it writes")
         killed.kill()
         killed.wait()
     assert not [name for name in entries(place) if name.isdecimal()]
@@ -317,7 +322,7 @@ def test_ctrl_c_leaves_neither_files_nor_writes(
     with program(cluster.name, str(tmp_path)) as interrupted:
         until(lambda: begun(tmp_path), "it writes")
         interrupted.send_signal(signal.SIGINT)
-        _, said = interrupted.communicate(timeout=120)
+        _, said = interrupted.communicate(timeout=150)
         assert interrupted.returncode == -signal.SIGINT and said.rstrip().endswith("KeyboardInterrupt"), said
     assert entries(tmp_path / "demo") == []
     (tmp_path / "go").touch()
