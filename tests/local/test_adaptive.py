@@ -127,6 +127,7 @@ def test_jobs_that_are_cancelled_from_outside_do_not_count_against_a_task(
     ):
         future = client.submit(wait_for, "go")
         for _ in range(3):
+            until(lambda: any(job.workers for job in cluster.workers.values()), "the job is there, or its replacement")
             until(lambda: any(client.processing().values()), "the task runs")
             [job] = cluster.workers.values()
             queue.cancel([str(job.job_id)])
@@ -168,7 +169,7 @@ def test_the_end_of_the_scheduler_s_walltime_is_announced_and_then_a_clear_error
     queue: LocalQueue, until: Until
 ) -> None:
     near = "the walltime of the scheduler job 1 ends in less than a minute, and the cluster with it: fetch your results"
-    with told(near), LocalGPUCluster(**CPU, scheduler={"walltime": "30s"}) as cluster:
+    with told(near), LocalGPUCluster(**CPU, scheduler={"walltime": "60s"}) as cluster:
         until(lambda: cluster.status.name == "failed", "the cluster takes note of its end")
         with pytest.raises(
             ClusterError, match=r"the scheduler of cluster .* is gone.*timeout: it reached the end of its walltime"

@@ -29,7 +29,7 @@ from hpcgpu.orders import manager_in_scheduler_job
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.wanted_state import Adapt
 from tests.conftest import live, running, told
-from tests.helpers import CPU, GPU, block_queue, decide_now, have_their_gpus, in_queue, start_program
+from tests.helpers import CPU, GPU, block_queue, decide_now, have_their_gpus, in_queue, names, start_program
 
 pytestmark = pytest.mark.shows("Clusters: start, compute, stop; what is refused; signals")
 
@@ -174,8 +174,7 @@ def test_a_job_that_dies_is_noticed_explained_and_replaced_under_a_new_name(  # 
         with told(f"worker job {victim.id}.*cancelled"):
             queue.cancel([victim.id])
             until(lambda: set(cluster.worker_spec) == {"dies-1"}, "a replacement is planned")
-            cluster.wait_for_workers(2)
-        assert {w["name"] for w in cluster.scheduler_info["workers"].values()} == {"dies-1-0", "dies-1-1"}
+            until(lambda: names(cluster) == {"dies-1-0", "dies-1-1"}, "the workers of the replacement are there")
         logs = cluster.get_logs()
         assert all(re.fullmatch(r"[\w.()\[\] -]+", title) for title in logs), "a notebook shows titles as HTML"
         assert f"dies-0 (job {victim.id})" in logs and "Start worker at" in logs[f"dies-0 (job {victim.id})"]
