@@ -190,7 +190,8 @@ def postpone_pages(command: list[str]) -> None:
         The command of the worker. Whoever wrote ``--dashboard`` or ``--no-dashboard`` into it gets that.
     """
     if not {"--dashboard", "--no-dashboard"} & set(command):
-        os.environ["HPCGPU_WORKER_PAGES"] = dict(pairwise(command)).get("--dashboard-prefix", "")
+        words = [word for argument in command for word in argument.split("=", 1)]
+        os.environ["HPCGPU_WORKER_PAGES"] = dict(pairwise(words)).get("--dashboard-prefix", "")
         command += ["--no-dashboard"]
 
 

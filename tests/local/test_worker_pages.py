@@ -26,7 +26,11 @@ def imported() -> bool:
 
 @pytest.mark.parametrize(
     ("kind", "options", "prefix"),
-    [("CPU", CPU, ""), ("GPU", GPU | {"worker_extra_args": ["--dashboard-prefix", "/here"]}, "/here")],
+    [
+        ("CPU", CPU, ""),
+        ("CPU", CPU | {"worker_extra_args": ["--dashboard-prefix=/here"]}, "/here"),
+        ("GPU", GPU | {"worker_extra_args": ["--dashboard-prefix", "/here"]}, "/here"),
+    ],
 )
 def test_the_pages_of_a_worker_are_there_when_one_is_requested(
     queue: LocalQueue, kind: str, options: Mapping[str, Any], prefix: str, until: Callable[..., None]
