@@ -48,6 +48,7 @@ BED_NEEDS = ("slurm-wlm", "munge")
 DAEMONS = ("slurmctld", "slurmd", "slurmstepd", "slurmscriptd")
 PORTS = range(12000, 32000)  # below the range that outgoing connections take theirs from
 CAP_MKNOD = 27
+KERNEL_THREAD = 0x200000  # of the flags in /proc/PID/stat
 #: Slurm reads its queue every second, and at once when something changed. By default it does so every 30 s
 #: (backfill) and 60 s, and up to 3 s after a change.
 FAST = "sched_interval=1,bf_interval=1,batch_sched_delay=0"
@@ -286,23 +287,34 @@ def free_ports(count: int) -> list[int]:
 def processes() -> Iterator[Process]:
     """All processes that have not ended."""
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
         with suppress(OSError, ValueError):
-            head, _, tail = (entry / "stat").read_text(errors="replace").rpartition(")")
-            state, parent = tail.split()[:2]
-            if state in "ZX":
-                continue
-            environment, files = b"", []
-            with suppress(OSError):
-                environment = (entry / "environ").read_bytes()
-            name = head.partition("(")[2]
-            if name in DAEMONS:  # only for these: it is slow
-                with suppress(OSError):
-                    files = [os.readlink(link) for link in (entry / "cwd", *(entry / "fd").iterdir())]
-            yield Process(
-                int(entry.name), int(parent), name, (entry / "cmdline").read_bytes(), environment, tuple(files)
-            )
+            if entry.name.isdigit() and (found := process_of(entry)) is not None:
+                yield found
+
+
+def process_of(entry: Path) -> Process | None:
+    """One process, by its directory in /proc; None if it has ended."""
+    environment = b""
+    for _ in range(1000):
+        head, _, tail = (entry / "stat").read_text(errors="replace").rpartition(")")
+        state, parent, *more = tail.split()
+        if state in "ZX":
+            return None
+        command = (entry / "cmdline").read_bytes()
+        try:
+            environment = (entry / "environ").read_bytes()
+        except OSError:  # another user's
+            break
+        # one that is just becoming another program has no words and no variables for a moment, and no places of them
+        begin, end = map(int, more[45:47])
+        if environment or 0 < begin == end or int(more[4]) & KERNEL_THREAD:
+            break
+        time.sleep(0.001)
+    files, name = list[str](), head.partition("(")[2]
+    if name in DAEMONS:  # only for these: it is slow
+        with suppress(OSError):
+            files = [os.readlink(link) for link in (entry / "cwd", *(entry / "fd").iterdir())]
+    return Process(int(entry.name), int(parent), name, command, environment, tuple(files))
 
 
 class SlurmBed:
@@ -392,7 +404,7 @@ class SlurmBed:
         fields = [line.split("|", 2) for line in answer.splitlines() if line]
         return [Job(id, name, state) for id, state, name in fields]
 
-    def wait_empty(self, timeout: float = 60) -> None:
+    def wait_empty(self, timeout: float = 150) -> None:
         """Wait until no job is left, and none is ending."""
         wait_for(lambda: not self.squeue(), "no job is left", timeout, 0.1)
 

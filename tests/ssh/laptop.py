@@ -16,11 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from bed import free_ports
 from sshd_bed import LoginNode
 
 from hpcgpu.batch.local.queue import LocalQueue
 
-SECONDS = 60.0
+#: A machine that does much else is slow.
+SECONDS = 150.0
 
 
 def queue_of(node: LoginNode) -> LocalQueue:
@@ -113,7 +115,7 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self.port = 0
+        self.port = free_ports(1)[0]  # no connection takes it while this is down
         self.connections = 0
 
     def __enter__(self) -> Self:
@@ -154,7 +156,6 @@ class Relay:
 
     async def _listen(self) -> None:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def _end(self) -> None:
         self._server.close()
@@ -223,7 +224,7 @@ class WhatPsShows:
 
     def having(self, text: str) -> list[str]:
         """The command lines with this text."""
-        found = [line.replace(b"\0", b" ").decode(errors="replace") for line in self.lines if text.encode() in line]
+        found = [line.replace(b"\0", b" ").decode(errors="replace") for line in [*self.lines] if text.encode() in line]
         return sorted(found)
 
     def _look(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 from distributed import Client
 from distributed.client import FutureCancelledError
 from laptop import Relay
-from sshd_bed import LoginNode, Nodes, in_shell
+from sshd_bed import SECONDS, LoginNode, Nodes, in_shell
 
 import hpcgpu
 from hpcgpu.client import reached_by_ssh
@@ -52,7 +52,7 @@ def connect() -> Iterator[Callable[[], Client]]:
     clients: list[Client] = []
 
     def another() -> Client:
-        clients.append(hpcgpu.connect("login1:demo", quiet=True, timeout=60))
+        clients.append(hpcgpu.connect("login1:demo", quiet=True, timeout=SECONDS))
         return clients[-1]
 
     yield another
@@ -78,7 +78,7 @@ def test_a_client_works_whatever_the_shell_and_the_site_forbid(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("echo Welcome\n")
     client = connect()
-    assert client.submit(lambda x: x + 1, 41).result(60) == 42
+    assert client.submit(lambda x: x + 1, 41).result(SECONDS) == 42
     assert client.scheduler.address.startswith("tls://127.0.0.1:")
 
 
@@ -96,14 +96,14 @@ def test_futures_stay_when_the_connection_breaks(reach: Reach, connect: Connect,
     node = reach()
     client = connect()
     done, large = client.submit(pow, 2, 10), client.submit(lambda: bytes(30_000_000), pure=False)
-    assert done.result(60) == 1024
+    assert done.result(SECONDS) == 1024
     future = client.submit(helpers.waits_for_file, str(tmp_path))
     for _ in range(3):
         node.break_connections()
-    assert len(large.result(60)) == 30_000_000
+    assert len(large.result(SECONDS)) == 30_000_000
     node.break_connections()
     (tmp_path / "go").touch()
-    assert (future.result(60), done.result(60), done.status) == (None, 1024, "finished")
+    assert (future.result(SECONDS), done.result(SECONDS), done.status) == (None, 1024, "finished")
 
 
 def test_futures_stay_when_the_login_node_is_silent_for_a_while(reach: Reach, connect: Connect, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_futures_stay_when_the_login_node_is_silent_for_a_while(reach: Reach, co
     with node.suspended():
         future = client.submit(helpers.waits_for_file, str(tmp_path))
         (tmp_path / "go").touch()
-    assert future.result(60) is None
+    assert future.result(SECONDS) is None
 
 
 def future_outlasts(link: Relay, client: Client, place: Path) -> None:
@@ -121,7 +121,7 @@ def future_outlasts(link: Relay, client: Client, place: Path) -> None:
     link.down()
     (place / "go").touch()
     link.up()
-    assert future.result(60) is None
+    assert future.result(SECONDS) is None
 
 
 def test_futures_stay_when_the_laptop_changes_its_network(reach: Reach, connect: Connect, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_a_slow_link_that_loses_packets(reach: Reach, connect: Connect) -> None:
     with Relay([node.port], delay=0.1, loss=0.01) as link:
         node.configure(port=link.port)
         client = connect()
-        assert client.submit(len, b"x" * 1_000_000).result(60) == 1_000_000
+        assert client.submit(len, b"x" * 1_000_000).result(SECONDS) == 1_000_000
 
 
 def test_the_login_node_is_rebooted(reach: Reach, connect: Connect, tmp_path: Path) -> None:
@@ -145,9 +145,9 @@ def test_the_login_node_is_rebooted(reach: Reach, connect: Connect, tmp_path: Pa
     future = client.submit(helpers.waits_for_file, str(tmp_path))
     node.reboot()
     with pytest.raises(FutureCancelledError, match="the connection through login1 broke, and the scheduler lives: run"):
-        future.result(60)
+        future.result(SECONDS)
     (tmp_path / "go").touch()
-    assert client.submit(lambda x: x + 1, 41, pure=False).result(60) == 42
+    assert client.submit(lambda x: x + 1, 41, pure=False).result(SECONDS) == 42
 
 
 def test_the_login_node_is_away_for_longer(reach: Reach, connect: Connect) -> None:
@@ -157,7 +157,7 @@ def test_the_login_node_is_away_for_longer(reach: Reach, connect: Connect) -> No
     with told("the connection to login1 is broken, and is tried again: ssh to login1 fails: it cannot be reached"):
         node.break_connections()
     node.start()
-    assert client.submit(lambda x: x + 1, 41).result(60) == 42
+    assert client.submit(lambda x: x + 1, 41).result(SECONDS) == 42
 
 
 def test_a_connection_that_stays_broken_is_tried_seldom_and_at_once_when_there_is_a_way(
@@ -173,7 +173,7 @@ def test_a_connection_that_stays_broken_is_tried_seldom_and_at_once_when_there_i
         node.break_connections()
     node.start()
     Login("login1").connect()  # as any other program does
-    assert client.submit(lambda x: x + 1, 41).result(60) == 42
+    assert client.submit(lambda x: x + 1, 41).result(SECONDS) == 42
 
 
 def test_a_name_of_several_login_nodes_leads_to_another_one_and_futures_stay(
@@ -198,7 +198,7 @@ def test_two_laptops_and_one_cluster(reach: Reach, connect: Connect) -> None:
     one.publish_dataset(answer=42)
     assert other.get_dataset("answer") == 42
     one.close()
-    assert other.submit(lambda x: x + 1, 41).result(60) == 42
+    assert other.submit(lambda x: x + 1, 41).result(SECONDS) == 42
 
 
 @pytest.fixture
@@ -215,11 +215,11 @@ def test_the_cluster_ended_while_the_laptop_slept(node: LoginNode, connect: Conn
         assert helpers.hpcgpu("start", "demo", *helpers.ON_CPUS, "--jobs", "1", **node.site()).returncode == 0
         client = connect()
         future = client.submit(lambda: 42)
-        assert future.result(60) == 42
+        assert future.result(SECONDS) == 42
         link.down()
         assert helpers.hpcgpu("stop", "demo", **node.site()).returncode == 0
         link.up()
         with pytest.raises(
             FutureCancelledError, match="the scheduler of cluster demo is gone: scheduler job 1 cancelled"
         ):
-            client.submit(lambda x: x, future).result(60)
+            client.submit(lambda x: x, future).result(SECONDS)
