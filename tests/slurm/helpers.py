@@ -52,13 +52,15 @@ def run_script(script: Path, *options: str) -> int:
     """Submit a script, and return its exit code when it has ended. `sbatch --wait` polls after 2, 10, 42 and 74 s."""
     job = call("sbatch", "--parsable", *options, str(script)).strip()
 
-    def shown(field: str) -> str:
-        found = re.search(rf"\b{field}=([^\s:]+)", call("scontrol", "show", "job", job))
-        assert found is not None
-        return found[1]
-
     ended = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"}
-    wait_for(lambda: shown("JobState") in ended, f"the job of {script} ends", timeout=300, interval=0.2)
-    code = int(shown("ExitCode"))
-    assert code or shown("JobState") == "COMPLETED", f"the job of {script} is {shown('JobState')}"
+    shown = dict[str, str]()
+
+    def over() -> bool:
+        answer = call("scontrol", "show", "job", job, check=False)  # a busy controller may be too late with it
+        shown.update(re.findall(r"\b(JobState|ExitCode)=([^\s:]+)", answer))
+        return shown.get("JobState") in ended
+
+    wait_for(over, f"the job of {script} ends", timeout=300, interval=0.2)
+    code = int(shown["ExitCode"])
+    assert code or shown["JobState"] == "COMPLETED", f"the job of {script} is {shown['JobState']}"
     return code

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,8 @@ def test_a_laptop_has_the_whole_life_of_a_cluster_on_slurm(login_node: LoginNode
         assert client.submit(sum, [1, 2]).result() == 3
         cluster.scale(jobs=2)
         cluster.wait_for_workers(2, timeout=120)
-        assert sorted(in_queue(bed)) == ["demo-0", "demo-1", "demo-scheduler", "demo-scheduler2"]
+        jobs = ["demo-0", "demo-1", "demo-scheduler", "demo-scheduler2"]
+        until(lambda: sorted(in_queue(bed)) == jobs, "the next scheduler job waits")
         cluster.adapt(minimum_jobs=1, maximum_jobs=1)
         until(lambda: len(in_queue(bed)) == 3, "adaptive scaling ends a job")
         assert "Scheduler at" in str(cluster.get_logs())
@@ -60,7 +62,8 @@ def test_a_laptop_has_the_whole_life_of_a_cluster_on_slurm(login_node: LoginNode
         lost = client.submit(Event("never").wait)
         for process in processes():
             if b"SLURM_JOB_NAME=demo-scheduler" in process.environment.split(b"\0"):
-                os.kill(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(FutureCancelledError, match="the scheduler is gone"):
             lost.result()
         assert client.submit(sum, [2, 3], pure=False).result(timeout=150) == 5

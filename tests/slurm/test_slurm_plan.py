@@ -12,6 +12,7 @@ from bed import SlurmBed
 
 from hpcgpu import ClusterError, SlurmGPUCluster
 from hpcgpu.batch.slurm.queues import queues
+from tests.conftest import wait_until
 from tests.helpers import hpcgpu, printed
 
 pytestmark = pytest.mark.shows("`plan`: when a cluster would start")
@@ -25,6 +26,7 @@ def full(bed: SlurmBed, home: Path) -> Iterator[None]:
     (home / "full.sh").write_text(FULL)
     subprocess.run(["sbatch", "--parsable", "--partition=gpu", "full.sh"], cwd=home, check=True, capture_output=True)
     try:
+        wait_until(lambda: [job.state for job in bed.squeue()] == ["RUNNING"], "they are taken")
         yield
     finally:
         bed.cancel_all()

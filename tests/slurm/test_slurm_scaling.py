@@ -93,7 +93,7 @@ def test_a_job_that_its_walltime_kills_is_no_failure_and_its_task_is_not_blamed(
         [first] = cluster.workers
         future = client.submit(wait_for, "go")
         until(lambda: any(client.processing().values()), "the task runs")
-        until(lambda: cluster.workers and first not in cluster.workers, "another job takes its place", timeout=150)
+        until(lambda: cluster.workers and first not in cluster.workers, "another job takes its place", timeout=250)
         until(lambda: first not in in_queue(bed), "the first job ends", timeout=250)
         cluster.wait_for_workers(1)
         Event("go", client=client).set()
