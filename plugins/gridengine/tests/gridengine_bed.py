@@ -80,7 +80,7 @@ def install() -> None:
         subprocess.run([*sudo, "ln", "-sfn", str(UNPACKED / "usr/lib/gridengine"), str(FIXED)], check=True)
 
 
-def wait_for(met: Callable[[], bool], what: str, timeout: float = 60) -> None:
+def wait_for(met: Callable[[], bool], what: str, timeout: float = 150) -> None:
     """Return once `met()` holds."""
     deadline = time.monotonic() + timeout
     while not met():

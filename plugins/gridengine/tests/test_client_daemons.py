@@ -78,25 +78,26 @@ def test_a_job_identifies_itself(submit: Submit, tmp_path: Path) -> None:
 
 @pytest.mark.shows("A job that reaches its walltime")
 def test_a_job_that_reaches_its_walltime_reports_it(submit: Submit) -> None:
-    job_id = submit(FOREVER, "-l h_rt=0:0:3")
+    job_id = submit(FOREVER, "-l h_rt=0:0:15")  # it is seen while it runs
     running = runs(job_id)
-    assert running.end is not None and running.start is not None and running.end == running.start + 3
+    assert running.end is not None and running.start is not None and running.end == running.start + 15
     late = ended(job_id)
     assert late.state is JobState.TIMEOUT and "end of its walltime" in explain(late)
 
 
 @pytest.mark.shows("A job that reaches its walltime")
 def test_a_job_without_a_walltime_has_that_of_its_queue(submit: Submit, bed: GridEngineBed) -> None:
-    bed.call("qconf", "-mattr", "queue", "h_rt", "0:0:5", "short.q")
+    bed.call("qconf", "-mattr", "queue", "h_rt", "0:0:15", "short.q")
     try:
         job_id = submit(FOREVER, "-q short.q")
         running = runs(job_id)
-        assert running.end is not None and running.start is not None and running.end == running.start + 5
+        assert running.end is not None and running.start is not None and running.end == running.start + 15
         late = ended(job_id)
         assert late.state is JobState.TIMEOUT and "end of its walltime" in explain(late)
         assert GridEngine().ended([job_id])[job_id].state is JobState.TIMEOUT
         other = submit(FOREVER, "-q gpu.q")
-        assert runs(other).end == (runs(other).start or 0) + 86400
+        running = runs(other)
+        assert running.end == (running.start or 0) + 86400
         GridEngine().cancel([other])
     finally:
         bed.call("qconf", "-mattr", "queue", "h_rt", "0:10:0", "short.q")

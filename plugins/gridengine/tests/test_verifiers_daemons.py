@@ -62,10 +62,10 @@ def test_a_verifier_that_hangs_with_qsub_is_ended_in_time(site: GridEngineBed, s
     verifier = site.verifier(hanging(tmp_path / "go"))
     site.set_request(f"-jsv {verifier}")
     started = time.monotonic()
-    with pytest.raises(AmbiguousSubmit, match="`qsub` did not answer within 3 s"):
-        GridEngine(attempts=2, timeout=3, sleep=lambda seconds: None).submit(script, job_name="demo-1")
-    assert time.monotonic() - started < 60
-    assert subprocess.run(["pgrep", "-f", str(verifier)], capture_output=True, text=True).stdout == ""
+    with pytest.raises(AmbiguousSubmit, match="`qsub` did not answer within 10 s"):
+        GridEngine(attempts=2, timeout=10, sleep=lambda seconds: None).submit(script, job_name="demo-1")
+    assert time.monotonic() - started < 120
+    wait_for(lambda: subprocess.run(["pgrep", "-f", str(verifier)], capture_output=True).stdout == b"", "it ends")
     assert site.jobs() == {}
 
 
@@ -76,7 +76,7 @@ def test_a_job_that_a_slow_verifier_lets_in_late_is_the_only_one(
     go = tmp_path / "go"
     verifier = site.verifier(f"if mkdir {tmp_path}/first 2>&-; then {hanging(go)}; else echo 'RESULT STATE ACCEPT'; fi")
     site.set_global(jsv_url=f"script:{verifier}")
-    client = GridEngine(timeout=4, sleep=lambda seconds: None)
+    client = GridEngine(timeout=15, sleep=lambda seconds: None)
     job_id = client.submit(script, job_name="demo-1")
     go.touch()
     wait_for(lambda: len(client.find("demo-1")) == 2, "the first attempt is accepted too")
@@ -101,7 +101,7 @@ def test_a_job_that_a_slow_verifier_lets_in_after_all_attempts_is_found_by_its_n
 ) -> None:
     go = tmp_path / "go"
     site.set_global(jsv_url=f"script:{site.verifier(hanging(go))}")
-    client = GridEngine(timeout=4, attempts=1)
+    client = GridEngine(timeout=15, attempts=1)
     with pytest.raises(AmbiguousSubmit, match="looks for a job of this name when the queue answers"):
         client.submit(script, job_name="demo-1")
     go.touch()

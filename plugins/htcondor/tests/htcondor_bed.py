@@ -148,7 +148,7 @@ def _download(folder: Path) -> None:
     subprocess.run([*apt, "download", *PACKAGES], cwd=folder, check=True)
 
 
-def wait_for(met: Callable[[], bool], what: str, timeout: float = 60) -> None:
+def wait_for(met: Callable[[], bool], what: str, timeout: float = 150) -> None:
     """Return once `met()` holds."""
     deadline = time.monotonic() + timeout
     while not met():
