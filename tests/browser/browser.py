@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 if __name__ == "__main__":
     sys.path.insert(0, str(HERE.parent / "slurm"))
 
-from bed import BedError, cannot_install, install_packages, wait_for  # noqa: E402
+from bed import BedError, cannot_install, free_ports, install_packages, wait_for  # noqa: E402
 
 #: Without what calls home, or needs a GPU or a kernel that a container lacks.
 FLAGS = (
@@ -170,7 +170,7 @@ class Jupyter:
         """Return what the server answers to a program that has its token, as JSON; ``api/kernels``, for example."""
         data = None if content is None else json.dumps(content).encode()
         headers = {"Authorization": f"token {TOKEN}", "Content-Type": "application/json"}
-        with urlopen(Request(f"{self.url}{path}", data, headers, method=method), timeout=30) as answer:
+        with urlopen(Request(f"{self.url}{path}", data, headers, method=method), timeout=TIMEOUT) as answer:
             text = answer.read()
         return json.loads(text) if text else None
 
@@ -245,14 +245,13 @@ class Front:
         self._open: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self._port = 0
+        self._port = free_ports(1)[0]  # no connection takes it while this is down
         self.up()
         self.address = f"http://127.0.0.1:{self._port}"
 
     def up(self) -> None:
         """Accept connections."""
         self._listening = self._do(asyncio.start_server(self._connected, "127.0.0.1", self._port))
-        self._port = self._listening.sockets[0].getsockname()[1]
 
     def down(self) -> None:
         """End all connections, and accept none."""

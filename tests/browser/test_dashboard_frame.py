@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from browser import ATTACK, TIMEOUT, Front, Jupyter, Servers, dask_in, plots_follow_the_work
+from browser import ATTACK, LOOKS, TIMEOUT, Front, Jupyter, Servers, dask_in, plots_follow_the_work
 
 from hpcgpu.batch.local.queue import LocalQueue
 from tests.conftest import live, wait_until
@@ -21,6 +21,8 @@ pytestmark = pytest.mark.shows("Notebooks and the page of JupyterLab")
 
 ROOT = Path(__file__).parents[2]
 
+#: Requests for a page as Dask sends it.
+GET: dict[str, Any] = {"headers": {"Accept": "*/*"}, "timeout": 1000 * TIMEOUT}
 #: A cell of somebody else's file, with a script in an attribute and one in a frame.
 CELL = (
     "<img src=x onerror=window.ran=`image`>"
@@ -121,7 +123,9 @@ def test_the_pages_of_dask_work_in_their_frame(server: Lab, page: Any, demo: str
     page.wait_for_url(f"{here}/status*")
     plots_follow_the_work(dask_in(page), "demo")
     assert page.title() == "Dask Diagnostic UI"
-    assert dask_in(page).evaluate("document.querySelector('#dask-logo img').naturalWidth") > 0
+    dask_in(page).wait_for_function(
+        "document.querySelector('#dask-logo img')?.naturalWidth > 0", timeout=1000 * TIMEOUT, polling=LOOKS
+    )
 
     # links, of the navigation and of other pages; back; reload
     dask_in(page).get_by_role("link", name="Workers", exact=True).click()
@@ -235,7 +239,7 @@ def test_text_of_others_is_text(server: Lab, page: Any, escaped: str) -> None:
     lab = server("/")
     log_in(lab, page)
     here = f"{lab.url}hpcgpu/dashboard/demo"
-    known = page.request.get(f"{here}/json/identity.json", headers={"Accept": "*/*"}).json()
+    known = page.request.get(f"{here}/json/identity.json", **GET).json()
     [worker] = (quote(address, safe="") for address in known["workers"])
     for path in (
         "exceptions",
@@ -280,7 +284,7 @@ def test_a_script_on_a_page_of_dask_has_no_powers(server: Lab, page: Any, unesca
     assert "planted" not in lab.log
     # what Dask sends runs nowhere by itself
     page.goto("about:blank")
-    raw = page.request.get(f"{lab.url}hpcgpu/dashboard/demo/exceptions", headers={"Accept": "*/*"})
+    raw = page.request.get(f"{lab.url}hpcgpu/dashboard/demo/exceptions", **GET)
     assert raw.status == 200 and raw.headers["content-security-policy"].endswith(", sandbox")
 
 
@@ -296,5 +300,5 @@ def test_a_script_on_a_page_of_dask_has_no_powers_without_jupyter(page: Any, une
     assert dask.evaluate(ATTACK, ["/", "planted"]) == []
     reads = "async () => { try { return (await fetch('/json/identity.json')).status } catch { return 'refused' } }"
     assert dask.evaluate(reads) == "refused" and page.url == f"{here}/exceptions"
-    raw = page.request.get(f"{here}/exceptions", headers={"Accept": "*/*"})
+    raw = page.request.get(f"{here}/exceptions", **GET)
     assert raw.status == 200 and raw.headers["content-security-policy"] == "sandbox"

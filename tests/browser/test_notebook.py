@@ -134,7 +134,7 @@ def test_the_widget_and_the_dashboard_go_on_with_the_next_scheduler(
     link.wait_for(state="hidden")
     hold.unlink()
     widget.locator(".hpcgpu-gpu", has_text="flights-0-1").wait_for()
-    assert widget.locator(".hpcgpu-state").inner_text() == "running"
+    widget.locator(".hpcgpu-state").get_by_text("running").wait_for()
     with page.context.expect_page() as opened:
         link.click()
     dask_in(opened.value)

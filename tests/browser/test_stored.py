@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,13 @@ def setting(server: Jupyter, name: str, content: dict[str, Any]) -> None:
 
 def save(page: Any) -> None:
     page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+
+
+def saved_state(notebook: Path) -> str:
+    """What the file has of widgets; empty while the server writes it."""
+    with suppress(ValueError):
+        return json.dumps(json.loads(notebook.read_text())["metadata"])
+    return ""
 
 
 def open_tab(page: Any, server: Jupyter, cell: int) -> Any:
@@ -190,7 +197,7 @@ def test_without_our_extension_of_jupyterlab_what_is_typed_stays_and_a_saved_wid
 
     save(page)
     path = server.notebooks / "flights.ipynb"
-    until(lambda: '"state": "running"' in json.dumps(json.loads(path.read_text())["metadata"]), "its state is saved")
+    until(lambda: '"state": "running"' in saved_state(path), "its state is saved")
     page.goto("about:blank")
     [kernel] = server.request("api/kernels")
     server.request(f"api/kernels/{kernel['id']}", method="DELETE")

@@ -216,7 +216,7 @@ class Site:
     def start_controller(self) -> None:
         """Start slurmctld, and return when it answers."""
         self._daemon("ctl", "slurmctld")
-        wait_for(lambda: " UP" in self.exec("ctl", "scontrol ping", "root", check=False).out, "slurmctld answers", 60)
+        wait_for(lambda: " UP" in self.exec("ctl", "scontrol ping", "root", check=False).out, "slurmctld answers", 150)
 
     def stop_accounting(self) -> None:
         """End slurmdbd."""
@@ -225,20 +225,20 @@ class Site:
     def start_accounting(self) -> None:
         """Start slurmdbd, and return when sacct answers."""
         self._daemon("dbd", "slurmdbd")
-        wait_for(lambda: self.exec("login1", "sacct", "root", check=False).code == 0, "slurmdbd answers", 60)
+        wait_for(lambda: self.exec("login1", "sacct", "root", check=False).code == 0, "slurmdbd answers", 150)
 
     def fill_home(self) -> None:
         """Leave no room in home: who writes there reads that no space is left on the device."""
         self._gluster("set", "storage.reserve", "99")  # percent; 100 would be bytes
         full = lambda: "No space left" in self.exec("login1", "echo text > .full", check=False).err  # noqa: E731
-        wait_for(full, "home is full", 60)
+        wait_for(full, "home is full", 150)
 
     def empty_home(self) -> None:
         """Make room in home, if it is full."""
         if "storage.reserve" in self.exec("files", "gluster volume info home", "root").out:
             self._gluster("reset", "storage.reserve")
             room = lambda: self.exec("login1", "echo text > .full && rm .full", check=False).code == 0  # noqa: E731
-            wait_for(room, "home has room again", 60)
+            wait_for(room, "home has room again", 150)
 
     def set_budget(self, limit: str) -> None:
         """Change what all jobs of the QOS `budget` may use together."""
@@ -309,7 +309,7 @@ class Site:
 
     def _stop(self, host: str, daemon: str) -> None:
         self.exec(host, ["pkill", "-x", daemon], "root", check=False)
-        wait_for(lambda: not self._runs(host, daemon), f"{daemon} ends", 60)
+        wait_for(lambda: not self._runs(host, daemon), f"{daemon} ends", 150)
 
     def _container(self, host: str) -> Any:
         return self._engine.containers.get(f"{NAME}-{host}")
