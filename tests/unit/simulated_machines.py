@@ -105,6 +105,12 @@ class Program:
             task.cancel()
 
     @property
+    def started(self) -> bool:
+        """Whether it has started to manage the cluster, without an error."""
+        start = self.start
+        return start is not None and start.done() and not start.cancelled() and start.exception() is None
+
+    @property
     def messages(self) -> list[str]:
         """All that it has reported to its user."""
         return [text for _, text in self.manager.messages.lines]

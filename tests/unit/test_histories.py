@@ -48,7 +48,7 @@ def check(world: World) -> None:
     assert len(serving) <= 1, f"the cluster has several schedulers: {serving}"
     world.unwritten |= world.full  # until the next command
     program, latest = world.present, world.directory.manager()
-    if program is None or world.unwritten or program.start is None or not program.start.done() or latest is None:
+    if program is None or world.unwritten or not program.started or latest is None:
         return
     if latest.number == program.manager.state.dispatcher.manager:
         kept, wanted = world.directory.wanted(), program.manager.state.wanted
