@@ -39,7 +39,7 @@ class Kernel:
     """A kernel of a notebook, and what a user does with it."""
 
     def __init__(self) -> None:
-        self.manager = KernelManager()
+        self.manager = KernelManager(shutdown_wait_time=20.0)  # other tests run beside these
         self.manager.start_kernel()
         self.client = self.manager.blocking_client()
         self._connect()
@@ -80,7 +80,7 @@ class Kernel:
         return raised
 
     def shut_down(self) -> None:
-        """End it as a Jupyter server does: it asks, waits for five seconds, and kills."""
+        """End it as a Jupyter server does: it asks, waits for some seconds, and kills."""
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=False)
 
