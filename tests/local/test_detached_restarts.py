@@ -81,7 +81,7 @@ def test_before_the_walltime_the_next_one_waits_beside_it(queue: LocalQueue, unt
 @pytest.mark.parametrize(("end", "security"), [("idle_timeout", False), ("cancel", True)])
 @pytest.mark.filterwarnings("ignore:security=False")
 def test_it_ends_as_intended(queue: LocalQueue, until: Until, end: str, security: bool) -> None:
-    leave_cluster(security=security, **({"idle_timeout": "5s"} if end == "idle_timeout" else {}))
+    leave_cluster(security=security, **({"idle_timeout": "20s"} if end == "idle_timeout" else {}))
     if end == "cancel":
         until(lambda: queue.find("demo-scheduler2"), "the next one is in the queue")
         queue.cancel(queue.find("demo-scheduler"))
@@ -104,7 +104,7 @@ def test_a_client_does_not_wait_for_ever_if_the_next_job_fails_and_nobody_record
             "scheduler of cluster demo is gone(, and no other one has followed, so start a new cluster)?: scheduler job"
         )
         with pytest.raises(FutureCancelledError, match="the scheduler of cluster demo is gone"):
-            lost.result(timeout=60)
+            lost.result(timeout=150)
         for exponent in range(3):  # Dask still tries to reconnect
             with pytest.raises(FutureCancelledError, match=gone):
                 client.submit(pow, 2, exponent).result(timeout=120)
