@@ -660,6 +660,26 @@ except KeyboardInterrupt:
         program.communicate("\n")
 
 
+def test_an_interrupt_that_comes_when_the_workers_are_there_lets_them_go(
+    cluster_of_two: LocalGPUCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(cluster_of_two) as client:
+        sync = client.sync
+
+        def interrupted(*arguments: Any, **options: Any) -> Any:
+            answer = sync(*arguments, **options)
+            if client.asynchronous:  # a call of the block itself, in the event loop
+                return answer
+            raise KeyboardInterrupt
+
+        block = hpcgpu.hold(client, 2, quiet=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(client, "sync", interrupted)
+            with pytest.raises(KeyboardInterrupt), block:
+                pytest.fail("the block does not begin")
+        hold_one(cluster_of_two)
+
+
 def test_workers_on_which_an_interrupted_call_still_runs_are_given_last_and_that_is_reported(
     cluster_of_two: LocalGPUCluster, tmp_path: Path, until: Until
 ) -> None:
