@@ -77,6 +77,8 @@ class SchedulerClient:
         self._comm: Any = None
         self._stream: asyncio.Task[None] | None = None
         self._workers, self._loads = Received(), Received()
+        #: How many calls for the workers are under way, and what the stream has reported since the oldest one began.
+        self._calls, self._meanwhile = 0, dict[str, Mapping[str, Any] | None]()
         self._load = Load(workers={}, waiting=[], holds=[])
 
     @property
@@ -133,10 +135,12 @@ class SchedulerClient:
         workers = self.info["workers"]
         if op == "add":
             joined = message.pop("workers")
+            self._meanwhile |= joined
             workers.update(joined)
             self.info.update(message)
             self._joined(joined, workers)
         elif op == "remove":
+            self._meanwhile[message] = None
             workers.pop(message, None)
             self._left(message)
 
@@ -154,10 +158,22 @@ class SchedulerClient:
         return workers
 
     async def workers(self) -> Workers:
-        """Return all present workers. The stream reports only which workers come and go, and may have ended."""
-        answer: WorkerChanges = await asyncio.wait_for(self.rpc.hpcgpu_workers(version=self._workers.version), _TIMEOUT)
+        """Return all present workers. The stream reports only which workers come and go, and may have ended.
+
+        The answer may be older than what the stream has reported since the call began: this counts.
+        """
+        if not self._calls:
+            self._meanwhile.clear()
+        self._calls += 1
+        try:
+            call = self.rpc.hpcgpu_workers(version=self._workers.version)
+            answer: WorkerChanges = await asyncio.wait_for(call, _TIMEOUT)
+        finally:
+            self._calls -= 1
         self._workers.update(answer["workers"])
-        self.info = _Info(answer["scheduler"] | {"workers": dict(self._workers.values)})
+        workers = {**self._workers.values, **self._meanwhile}
+        present = {address: worker for address, worker in workers.items() if worker is not None}
+        self.info = _Info(answer["scheduler"] | {"workers": present})
         return self.known
 
     async def running(self) -> int:

@@ -190,3 +190,44 @@ async def test_a_notebook_shows_the_first_of_many_workers() -> None:
 @pytest.mark.parametrize(("jobs", "seconds"), [(0, 1.0), (1, 1.0), (200, 1.0), (1000, 5.0)])
 def test_decisions_are_further_apart_where_each_examines_many_jobs(jobs: int, seconds: float) -> None:
     assert decision_interval(jobs) == seconds
+
+
+async def test_a_worker_that_came_or_went_while_the_scheduler_was_asked_is_reported_as_the_stream_reported_it() -> None:
+    computed, arrives = asyncio.Event(), asyncio.Event()
+    async with manager("demo-0") as (client, join, extension):
+
+        async def late(version: str) -> Any:
+            answer = await extension.workers(version)
+            computed.set()
+            await arrives.wait()
+            return answer
+
+        def known() -> set[str]:
+            return {str(worker["name"]) for worker in client.known.values()}
+
+        async def asked_while(changes: Callable[[], Any], names: set[str]) -> set[str]:
+            """What is known after an answer that was computed before this change, and arrives after it."""
+            computed.clear(), arrives.clear()
+            answer = asyncio.ensure_future(client.workers())
+            await computed.wait()
+            other = asyncio.ensure_future(client.workers())
+            await changes()
+            async with asyncio.timeout(60):
+                while known() != names:
+                    await asyncio.sleep(0.01)
+            arrives.set()
+            await asyncio.gather(answer, other)
+            return known()
+
+        await client.listen()
+        extension.scheduler.handlers["hpcgpu_workers"] = late
+        new: list[Worker] = []
+
+        async def comes() -> None:
+            new.append(await join("demo-1"))
+
+        assert await asked_while(comes, {"demo-0", "demo-1"}) == {"demo-0", "demo-1"}
+        assert await asked_while(lambda: new[0].close(nanny=False), {"demo-0"}) == {"demo-0"}
+        extension.scheduler.handlers["hpcgpu_workers"] = extension.workers
+        await client.workers()
+        assert known() == {"demo-0"}
