@@ -271,6 +271,12 @@ def test_what_was_left_is_removed_also_where_nothing_else_is_to_remove(queue: Qu
     assert not left.exists()
 
 
+def test_a_live_cluster_that_got_the_name_of_a_leftover_by_a_race_stays(queue: Queue, root: Path) -> None:
+    left = cluster(root, closed=False).path.rename(root / ".removing~0123456789abcdef")
+    assert run(root, "clean", "--older-than", "30d", "--yes").exit_code == 0
+    assert (left / "journal.jsonl").exists() and (left / "logs").is_dir(), "its jobs may run"
+
+
 @pytest.mark.parametrize("others", [True, False], ids=["with an ended cluster", "alone"])
 def test_what_was_left_and_cannot_be_removed_now_either_is_a_failure(
     queue: Queue, root: Path, monkeypatch: pytest.MonkeyPatch, others: bool

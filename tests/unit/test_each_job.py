@@ -312,6 +312,15 @@ async def test_the_close_finds_the_job_of_a_submit_that_the_queue_did_not_answer
     assert dispatcher.left() == []
 
 
+async def test_a_program_that_ends_cancels_the_job_of_a_submit_that_the_queue_did_not_answer(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    dispatcher, site.queue.loses_answers = site.state.dispatcher, True
+    with pytest.raises(AmbiguousSubmit):
+        await dispatcher.submit(tmp_path / "worker", name="demo-0", kind="worker")
+    dispatcher.cancel_all(0.0)
+    assert states(site) == [JobState.CANCELLED]
+
+
 async def test_a_close_does_not_wait_long_for_a_job_that_the_queue_never_had(tmp_path: Path) -> None:
     site = Site(tmp_path)
     site.state.dispatcher.expect("demo-0")

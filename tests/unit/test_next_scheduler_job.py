@@ -15,6 +15,7 @@ from typing import cast
 import pytest
 
 from hpcgpu.batch.base import JobState
+from hpcgpu.dask_scheduler.scheduler_client import SchedulerClient
 from hpcgpu.errors import AmbiguousSubmit, BatchUnavailable, SubmitRefused
 from hpcgpu.jobs.job_phases import Submitting
 from hpcgpu.jobs.job_registry import Registry
@@ -110,7 +111,7 @@ async def test_it_is_not_submitted(site: Site, case: str) -> None:
 
 
 @pytest.mark.parametrize("end", [JobState.TIMEOUT, JobState.NODE_FAIL])
-async def test_it_takes_over_and_only_a_failure_counts(site: Site, end: JobState) -> None:
+async def test_it_takes_over_and_only_a_failure_counts(site: Site, tmp_path: Path, end: JobState) -> None:
     await shortly_before_the_end(site)
     site.client.listening = False
     site.says("demo-scheduler", end, start=site.now - HOUR, end=site.now)
@@ -122,6 +123,8 @@ async def test_it_takes_over_and_only_a_failure_counts(site: Site, end: JobState
     await takes_over(site)
     assert len(site.state.restarted) == (end is not JobState.TIMEOUT)
     assert site.reconciler.restarts is not None and site.reconciler.restarts.following is None
+    other = await taken_over(site, tmp_path)
+    assert len(other.state.restarted) == (end is not JobState.TIMEOUT), "also for the next program"
 
 
 async def test_a_worker_job_that_ends_while_there_is_no_scheduler_is_no_failure_and_is_replaced(site: Site) -> None:
@@ -162,6 +165,36 @@ async def test_jobs_that_fail_at_their_start_follow_with_pauses(site: Site) -> N
             site.reconciler.decide()
             await asyncio.sleep(0.05)
     assert "it was restarted 3 times within an hour" in site.state.phase.lost, "no GPU is spent without end"
+
+
+async def test_one_that_is_cancelled_because_nobody_reached_its_scheduler_is_followed_by_another(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def breaks(address: str) -> SchedulerClient:
+        raise OSError("the connection broke")
+
+    assert site.reconciler.restarts is not None
+    await shortly_before_the_end(site)
+    with monkeypatch.context() as patch:
+        patch.setattr(site.reconciler.restarts, "_connect", breaks)
+        site.client.listening = False
+        site.says("demo-scheduler", JobState.TIMEOUT, start=site.now - HOUR, end=site.now)
+        await site.polled()
+        job = site.registry.jobs["demo-scheduler2"]
+        site.says("demo-scheduler2", JobState.RUNNING, start=site.now, end=site.now + WALLTIME)
+        site.directory.publish(
+            Contact(token=site.directory.token(), job_id=str(job.job_id), workers="ucx://t", client="tls://t")
+        )
+        async with asyncio.timeout(30):
+            while "demo-scheduler2" in live(site):
+                await asyncio.sleep(0.05)
+        await asyncio.wait(site.reconciler.restarts.tasks, timeout=30) if site.reconciler.restarts.tasks else None
+    await site.polled()
+    async with asyncio.timeout(30):
+        while "demo-scheduler3" not in live(site):
+            assert not site.state.phase.lost, site.state.phase.lost
+            site.reconciler.decide()
+            await asyncio.sleep(0.05)
 
 
 async def test_what_is_refused_is_reported_once_and_tried_again_more_and_more_seldom(site: Site) -> None:

@@ -39,7 +39,7 @@ from hpcgpu.scaling.decide_actions import Drain
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.wanted_state import Adapt, AddGroup, Close, DeleteGroup, Detach, Scale, WantedGroup, to_json
 from hpcgpu.state.cluster_phases import Kind, Ownership
-from hpcgpu.store import saved_options
+from hpcgpu.store import create_directory, saved_options
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.journal import End
 from tests.unit.simulated import HOUR, Site, closed, ended, taken_over
@@ -506,6 +506,21 @@ async def test_another_manager_is_left_alone_with_the_cluster(site: Site) -> Non
     await site.passes(100, step=10)
     assert len(site.queue.jobs) == 3
     assert site.state.ownership.leaves_jobs(site.state.phase, cancelled=False)
+
+
+@pytest.mark.parametrize("whose", ["its own", "a later cluster's"])
+async def test_a_program_whose_cluster_was_taken_over_reads_of_its_own_next_scheduler_only(
+    site: Site, monkeypatch: pytest.MonkeyPatch, whose: str
+) -> None:
+    moved, directory = list[str](), site.directory
+    monkeypatch.setattr(site.client, "move", moved.append, raising=False)
+    site.state.supersede("cluster demo was taken over by another program")
+    if whose != "its own":
+        directory.close()
+        directory = create_directory.claim(directory.path, None, system="slurm")
+    directory.publish(Contact(token=directory.token(), job_id="9", workers="tls://next", client="tls://next"))
+    assert site.state.present_client() is not None
+    assert moved == (["tls://next"] if whose == "its own" else [])
 
 
 async def test_a_cluster_that_lost_its_name_cancels_its_jobs(site: Site) -> None:

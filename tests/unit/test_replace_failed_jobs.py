@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hpcgpu.batch.base import JobState
-from hpcgpu.scaling.replace_failed_jobs import Failures, Outcome, classify
+from hpcgpu.scaling.replace_failed_jobs import ClusterFailures, Failures, Outcome, classify
 
 
 @pytest.mark.parametrize(
@@ -151,3 +151,12 @@ def test_jobs_that_fail_days_after_others_have_not_failed_in_a_row() -> None:
         failures.job_ended(Outcome.FAILED, "n1", now=day * 86400.0)
         failures.jobs_run_well()
     assert failures.paused == ""
+
+
+def test_another_size_of_a_group_hides_no_failure_of_another_group_or_of_the_cluster() -> None:
+    failures = ClusterFailures()
+    failures.add("a job of default failed", "default")
+    failures.add("a job of cpu failed", "cpu")
+    failures.add("the disk is full")
+    failures.requested_anew("default")
+    assert failures.report() == "a job of cpu failed\nthe disk is full" and not failures.report()

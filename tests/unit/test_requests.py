@@ -117,6 +117,39 @@ def test_a_manager_that_lives_keeps_its_cluster_though_it_takes_no_requests(
             assert not send_to_manager.done_by_manager(directory, Scale("default", 2))
 
 
+def test_a_manager_on_another_machine_that_takes_requests_a_moment_later_keeps_its_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, accepts = create_directory.claim(tmp_path / "demo", None), iter([False, True])
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "login2")
+        directory.take_over("the manager")
+    directory.publish(Contact(token=directory.token(), job_id="1", workers="tls://a:1", client="tls://a:1"))
+
+    async def connects(*_: object) -> RequestAnswer:
+        return RequestAnswer(accepted=next(accepts), error="")
+
+    monkeypatch.setattr(send_to_manager, "answer_of", connects)
+    assert send_to_manager.done_by_manager(directory, Scale("default", 2))
+
+
+def test_a_manager_on_another_machine_keeps_its_cluster_while_the_scheduler_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = create_directory.claim(tmp_path / "demo", None, system="slurm")
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: "login2")
+        directory.take_over("the manager")
+    directory.publish(Contact(token=directory.token(), job_id="7", workers="tls://h:1", client="tls://h:1"))
+
+    async def silent(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(manager_on_login_node, "answer_of", silent)
+    with pytest.raises(ClusterError, match="the manager manages cluster demo already"):
+        manager_on_login_node.manage_here(directory)
+
+
 def test_a_manager_that_the_scheduler_job_is_about_to_start_gets_the_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,6 +326,28 @@ def test_a_request_that_is_refused_takes_the_cluster_from_nobody(tmp_path: Path)
     with pytest.raises(ClusterError, match="closed"):
         manager_in_scheduler_job.in_scheduler_job(directory, Adapt("default", Limits(maximum=4), 5.0))
     assert directory.manager() == manager
+
+
+def test_a_scheduler_that_starts_while_the_request_is_recorded_gets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, asked = create_directory.claim(tmp_path / "demo", None, system="slurm"), list[Contact]()
+    saved_options.write(directory, resolve("slurm", {"name": "demo", "gpus_per_node": 1}))
+    directory.want(apply(Wanted(), AddGroup("default", 2)))
+    take_over = ClusterDirectory.take_over
+
+    def starts(self: ClusterDirectory, *arguments: Any, **named: Any) -> Any:  # it has read the state before
+        directory.publish(Contact(token=directory.token(), job_id="7", workers="tls://h:1", client="tls://h:1"))
+        return take_over(self, *arguments, **named)
+
+    async def manages(contact: Contact, directory: ClusterDirectory) -> str:
+        asked.append(contact)
+        return ""
+
+    monkeypatch.setattr(ClusterDirectory, "take_over", starts)
+    monkeypatch.setattr(manager_in_scheduler_job, "_start", manages)
+    text = manager_in_scheduler_job.in_scheduler_job(directory, Adapt("default", Limits(maximum=4), 5.0))
+    assert [contact.job_id for contact in asked] == ["7"] and "its scheduler job scales it from now on" in text
 
 
 def test_a_process_that_does_not_manage_the_cluster_in_time_ends(

@@ -10,6 +10,7 @@ from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
 from hpcgpu.options.shared_options_and_defaults import WorkerOptions
 from hpcgpu.scaling.sizes_to_jobs import jobs_for, limits
+from hpcgpu.scaling.worker_names import job_of, workers_of
 
 
 def workers(**options: Any) -> WorkerOptions:
@@ -113,3 +114,11 @@ def test_an_amount_of_memory_needs_the_memory_of_a_node() -> None:
 @pytest.mark.parametrize("nothing", [{"memory": "0GB"}, {"memory": 0}, {"n": 0}, {"n": 0.0}, {"cores": 0}])
 def test_nothing_is_a_size_too(nothing: dict[str, Any]) -> None:
     assert jobs_for(workers(), **nothing) == 0
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_each_worker_belongs_to_its_job(nodes: int, gpus: int) -> None:
+    names = workers_of("my-run-1", workers(nodes_per_job=nodes, gpus_per_node=gpus))
+    assert len(set(names)) == nodes * gpus
+    assert {job_of(name, dict.fromkeys(["my-run-0", "my-run-1", "my-run-11"])) for name in names} == {"my-run-1"}

@@ -17,6 +17,7 @@ from distributed import Client, Nanny, Scheduler
 from hpcgpu.client.pack_package import pack
 from hpcgpu.dask_worker import uploaded_package
 from hpcgpu.dask_worker.uploaded_package import Package, UploadedPackage, install, plugin_name
+from hpcgpu.store import create_directory, uploaded_packages
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +51,14 @@ async def test_a_part_of_a_namespace_package_is_replaced_and_the_others_stay(tmp
 
     assert now_other is other and (now_part.VERSION, now_sub.VERSION, part.VERSION) == (2, 2, 1)
     assert sum(str(tmp_path) in place for place in sys.path) == 2 == len([*tmp_path.glob("package-*")])
+
+
+def test_the_next_scheduler_gets_no_package_that_was_replaced(tmp_path: Path) -> None:
+    directory = create_directory.claim(tmp_path / "demo", None)
+    for name in ("old", "other"):
+        uploaded_packages.keep(directory, Package(name=name, modules=(f"own_{name}",), archive=b"1"))
+    uploaded_packages.keep(directory, Package(name="new", modules=("own_old",), archive=b"2"), ["old"])
+    assert [package.name for package in uploaded_packages.kept(directory)] == ["new", "other"]
 
 
 async def test_code_that_runs_keeps_the_modules_that_it_has(tmp_path: Path) -> None:
