@@ -69,6 +69,8 @@ class Job:
         The batch system's id; None before the submit.
     workers : dict of str to str
         Names of its connected workers by address.
+    released : bool
+        Whether the user has requested that this very job ends, by the names of its workers.
     """
 
     kind = ""
@@ -84,6 +86,7 @@ class Job:
         self.phase: Phase = Planned()
         self.job_id: str | None = None
         self.workers: dict[str, str] = {}
+        self.released = False
 
     def __repr__(self) -> str:
         return f"<{self.kind} job {self.job_id or self.name}: {type(self.phase).__name__.lower()}>"

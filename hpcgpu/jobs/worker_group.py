@@ -193,6 +193,7 @@ class WorkerGroup:
             whole=bool(job.workers) and not job.work.absence,
             lost=job.lost_workers,
             never=never,
+            released=job.released,
             leaves=self.walltime_ends(job),
             end=job.queue_status.end,
             retires_at=job.work.retires_at,

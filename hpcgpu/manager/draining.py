@@ -325,7 +325,7 @@ class Drainer:
             if not job.draining:  # it has ended meanwhile
                 continue
             self.return_to_plan([job], retry_at=now + RETRY)
-            job.work.idle_since = None
+            job.work.idle_since, job.released = None, False
             # jobs of a deleted group are soon drained for good
             if why is Drain.WALLTIME or job.group in state.registry.deleted:
                 continue

@@ -6,6 +6,8 @@ periodically.
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -30,7 +32,7 @@ from hpcgpu.manager.submit_planned import Submitter
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
 from hpcgpu.posix.full_disk import cannot_be_written
 from hpcgpu.scaling import worker_names
-from hpcgpu.scaling.decide_actions import Drain, End, EndAll, Fail, ObservedCluster, Submit, decide
+from hpcgpu.scaling.decide_actions import Drain, End, EndAll, Fail, ObservedCluster, Submit, SubmitScheduler, decide
 from hpcgpu.scaling.policy_data import Decision, Limits
 from hpcgpu.scaling.replace_failed_jobs import STABLE
 from hpcgpu.scaling.scheduler_restarts import Lose, ObservedScheduler, SchedulerAction
@@ -357,6 +359,13 @@ class Reconciler:
         self.decide()
         await self.cancel_all.wait()
 
+    async def close_with_scheduler(self) -> None:
+        """Decide that no scheduler job follows the present one, and wait until the queue has cancelled such a job."""
+        if self.restarts is not None:
+            self.restarts.closes = True
+            self.decide()
+            await asyncio.gather(*self.restarts.drops)
+
     # Decide
 
     def order(self, command: Command) -> None:
@@ -474,9 +483,11 @@ class Reconciler:
             # no other decision comes before the scheduler answers, and the recorded reason is older than the actions
             self.decide()
 
-    def _act_on_cluster(self, action: EndAll | Fail | SchedulerAction | None) -> None:
+    def _act_on_cluster(self, action: SubmitScheduler | EndAll | Fail | SchedulerAction | None) -> None:
         """End all jobs, or carry out what was decided about the scheduler."""
-        if isinstance(action, EndAll):
+        if isinstance(action, SubmitScheduler):
+            self.submitter.submit_scheduler()
+        elif isinstance(action, EndAll):
             self.cancel_all.begin()
         elif isinstance(action, Fail):
             self._lose(action.why)
@@ -491,7 +502,9 @@ class Reconciler:
         if state.cancelling:
             return ObservedCluster(over=True, retry_at=0.0 if state.phase.closing else self.cancel_all.retry_at)
         if self._failure or state.scheduler is None or not (state.scheduler.submit_done or state.phase.restarting):
-            return ObservedCluster(submitted=False, failure=self._failure)
+            first = state.scheduler is not None and not state.ownership.attached
+            unrequested = first and self.submitter.first_scheduler is None
+            return ObservedCluster(submitted=False, unrequested=unrequested, failure=self._failure)
         for group in groups:
             self.lost_jobs.record_absent(group)
         reachable, restarting = state.client is not None, state.phase.restarting
@@ -536,13 +549,17 @@ class Reconciler:
             state.heartbeat_now.set()
 
     def scale_down(self, workers: set[str]) -> None:
-        """Drain the jobs all of whose workers are named. Names of jobs count too."""
-        for name, job in self.state.registry.active.items():
+        """Release the jobs all of whose workers are named. Names of jobs count too."""
+        registry, released = self.state.registry, Counter[WorkerGroup]()
+        for name, job in registry.active.items():
             named = workers.intersection(worker_names.workers_of(name, job.group.options))
             if name in workers or (named and set(job.workers.values()) <= workers):
-                self.drainer.drain([name], Drain.UNWANTED)
-                if job.group.limits.fixed and job.group not in self.state.registry.deleted:
-                    self.order(Scale(job.group.name, max(0, job.group.limits.maximum - 1)))
+                job.released = True
+                released[job.group] += 1
+        for group, jobs in released.items():
+            if group.limits.fixed and group not in registry.deleted:
+                self.order(Scale(group.name, max(0, group.limits.maximum - jobs)))
+        self.decide()
 
     # For people
 

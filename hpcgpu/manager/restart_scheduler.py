@@ -83,6 +83,10 @@ class SchedulerRestarts:
         self._tried_at_leaving = False
         #: The job in whose place that one is submitted: it stays until the queue has the other one.
         self._replaced: SchedulerJob | None = None
+        #: Whether the scheduler ends as intended, and the cluster with it.
+        self.closes = False
+        #: Cancels of jobs that should have followed.
+        self.drops: set[asyncio.Task[None]] = set()
 
     # Observe
 
@@ -97,6 +101,7 @@ class SchedulerRestarts:
             status=present.queue_status,
             reached=state.client is not None,
             gone=gone,
+            closes=self.closes,
             certain=restarting or present.job_id in ended or present.job_id == self._certain,
             cancelled=present is self._unreached,
             restarts=True,
@@ -182,8 +187,12 @@ class SchedulerRestarts:
         match action:
             case SubmitNext():
                 self._submit_next(held=action.held)
-            case DropNext():
+            case DropNext() if action.why:
                 self._lost(action.why)
+            case DropNext():
+                jobs, self.following, self._replaced = (self.following, self._replaced), None, None
+                for job in filter(None, jobs):
+                    state.spawn(self._drop(job), self.drops)
             case DropReplaced():
                 replaced, self._replaced = self._replaced, None
                 if replaced is not None:
@@ -232,12 +241,6 @@ class SchedulerRestarts:
         which = f"scheduler job {job.name}" if job is not None else "a scheduler job"
         what = f"{which}, which should follow the present one of cluster {state.name}, does not come: {why}"
         say(f"{what}\nhpcgpu submits another one")
-
-    async def abandon(self) -> None:
-        """Cancel the job that should follow: the cluster ends with its scheduler."""
-        jobs, self.following, self._replaced = (self.following, self._replaced), None, None
-        for job in filter(None, jobs):
-            await self._drop(job)
 
     async def _drop(self, job: SchedulerJob) -> None:
         """Let a job never become the scheduler's, also one that only counts as ended: the queue may be wrong.

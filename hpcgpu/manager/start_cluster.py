@@ -178,7 +178,10 @@ class Starter:
             job = self.scheduler_job(f"{self.reconciler.state.name}-scheduler")
             state.registry.add(job)
             state.scheduler = job
-        await state.scheduler.submit()
+        self.reconciler.decide()
+        if self.reconciler.submitter.first_scheduler is None:
+            raise ClusterError(state.phase.not_ours or f"cluster {state.name} ends")
+        await self.reconciler.submitter.first_scheduler
         if not self.options.cluster.jobs:  # otherwise one poll for all jobs follows the last submit
             state.poll_now.set()
         for entry in state.scheduler.entries:

@@ -34,6 +34,13 @@ class Submitter:
         self.state = state
         self._order = order
         self._turns = asyncio.Semaphore(SUBMITS_AT_ONCE)
+        #: Submits the first scheduler job, or starts the scheduler in this program; None before, and after a take-over.
+        self.first_scheduler: asyncio.Task[None] | None = None
+
+    def submit_scheduler(self) -> None:
+        """Begin to submit the first scheduler job. `first_scheduler` raises the error if that fails."""
+        assert self.state.scheduler is not None
+        self.first_scheduler = asyncio.ensure_future(self.state.scheduler.submit())
 
     def submit_planned(self) -> None:
         """Begin to submit each job that is planned."""

@@ -160,7 +160,7 @@ async def _scheduler_ended(manager: Manager, *, over: bool) -> None:
         return
     manager.state.notify("ended", text)
     if restarts is not None and over:  # worker jobs that have lost their scheduler would wait for another one
-        await restarts.abandon()
+        await manager.reconciler.close_with_scheduler()
         with suppress(OSError):
             manager.state.dispatcher.directory.begin_close()
 

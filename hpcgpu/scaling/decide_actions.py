@@ -8,7 +8,7 @@ why.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hpcgpu.scaling import adaptive_policy, missing_workers, scheduler_restarts, walltime_margin
@@ -47,6 +47,8 @@ class ObservedJob:
         Whether workers are missing for good.
     never : bool
         Whether it can never start.
+    released : bool
+        Whether the user has requested that this very job ends.
     leaves : float or None
         Epoch seconds at which its workers must begin to retire because its walltime ends; None if it does not run.
     end : float or None
@@ -61,6 +63,7 @@ class ObservedJob:
     whole: bool = False
     lost: bool = False
     never: bool = False
+    released: bool = False
     leaves: float | None = None
     end: float | None = None
     retires_at: float | None = None
@@ -115,6 +118,8 @@ class ObservedCluster:
     scheduler : ObservedScheduler
     submitted : bool
         Whether its scheduler job is in the queue. Worker jobs are submitted after it.
+    unrequested : bool
+        Whether its first scheduler job is not even being submitted.
     reachable : bool
         Whether the scheduler can be reached. Only the scheduler knows which workers hold data, so that otherwise no
         running job is drained.
@@ -132,6 +137,7 @@ class ObservedCluster:
     groups: Sequence[ObservedGroup] = ()
     scheduler: ObservedScheduler = ObservedScheduler()
     submitted: bool = True
+    unrequested: bool = False
     reachable: bool = True
     restarting: bool = False
     over: bool = False
@@ -167,6 +173,11 @@ class End:
 
 
 @dataclass(frozen=True)
+class SubmitScheduler:
+    """Submit the first scheduler job, or start the scheduler in this program."""
+
+
+@dataclass(frozen=True)
 class EndAll:
     """Cancel all jobs of the cluster, its scheduler job too, and submit no more."""
 
@@ -192,12 +203,12 @@ class Decided:
 
     Attributes
     ----------
-    cluster : EndAll or Fail or SchedulerAction or None
+    cluster : SubmitScheduler or EndAll or Fail or SchedulerAction or None
     groups : sequence of DecidedGroup
         In the order of the groups; empty while nothing can be done for them.
     """
 
-    cluster: EndAll | Fail | SchedulerAction | None = None
+    cluster: SubmitScheduler | EndAll | Fail | SchedulerAction | None = None
     groups: Sequence[DecidedGroup] = ()
 
 
@@ -215,24 +226,31 @@ def decide(cluster: ObservedCluster, *, now: float) -> Decided:
     if cluster.failure:
         return Decided(Fail(cluster.failure))
     if not cluster.submitted:
-        return Decided()
+        return Decided(SubmitScheduler() if cluster.unrequested else None)
     action = scheduler_restarts.decide(cluster.scheduler, now=now)
-    if cluster.scheduler.gone and not cluster.restarting:
+    if cluster.scheduler.closes or (cluster.scheduler.gone and not cluster.restarting):
         return Decided(action)
     return Decided(action, [_decide(group, cluster, now) for group in cluster.groups])
 
 
 def _decide(group: ObservedGroup, cluster: ObservedCluster, now: float) -> DecidedGroup:
     reachable = cluster.reachable or cluster.restarting  # then nothing is lost
-    ends = [*_unschedulable(group, now), *(_before_walltime(group, now) if reachable else ())]
-    ending = {name for end in ends for name in end.jobs}
+    ends = [*_unschedulable(group, now)]
+    released = {job.name for job in group.jobs if job.released and not group.deleted}
+    ends += _released(group, now, released - _names(ends), reachable=reachable)
+    ends += _before_walltime(group, now, _names(ends)) if reachable else ()
+    ending = _names(ends) | released  # also one that cannot end yet: no other job ends in its place
     views = [replace(job.view, draining=True) if job.name in ending else job.view for job in group.jobs]
     size = adaptive_policy.decide(views, group.demand, group.limits, group.history, group.hysteresis, now=now)
     ends += _to_size(group, size if reachable else replace(size, retire=()), now)
-    ending = {name for end in ends for name in end.jobs}
+    ending = _names(ends)
     submits = [Submit(size.submit)] if size.submit and not cluster.restarting else []
     replaced = _replaced(group, size.target, ending, now) if reachable else ()
     return DecidedGroup(size, (*ends, *submits, *replaced))
+
+
+def _names(ends: Iterable[End]) -> set[str]:
+    return {name for end in ends for name in end.jobs}
 
 
 def _unschedulable(group: ObservedGroup, now: float) -> Iterator[End]:
@@ -243,10 +261,21 @@ def _unschedulable(group: ObservedGroup, now: float) -> Iterator[End]:
             yield End(due, Drain.UNWANTED)
 
 
-def _before_walltime(group: ObservedGroup, now: float) -> Iterator[End]:
+def _released(group: ObservedGroup, now: float, released: set[str], *, reachable: bool) -> Iterator[End]:
+    """Decide to end the very jobs that the user has named."""
+    jobs = [job for job in group.jobs if job.name in released and not job.view.draining and now >= job.retry_at]
+    if due := tuple(job.name for job in jobs if reachable or job.view.pending):
+        yield End(due, Drain.UNWANTED)
+
+
+def _before_walltime(group: ObservedGroup, now: float, ending: set[str]) -> Iterator[End]:
     """Decide to end jobs whose walltime ends soon, early enough to move their data."""
     for job in group.jobs:
-        if not job.view.draining and job.leaves is not None and now >= max(job.leaves, job.retry_at):
+        if (
+            not (job.view.draining or job.name in ending)
+            and job.leaves is not None
+            and now >= max(job.leaves, job.retry_at)
+        ):
             log = f"the walltime of job {job.name} ends soon: its workers retire"
             yield End((job.name,), Drain.WALLTIME, job.waits_until(now=now), log)
 

@@ -188,6 +188,8 @@ class ObservedScheduler:
         Whether this program has reached it.
     gone : bool
         Whether it has ended, and no other one has followed yet.
+    closes : bool
+        Whether it ends as intended, and the cluster with it, for example because of `idle_timeout`.
     certain : bool
         Whether it is certain that its job has ended: the queue reports it, or has accepted its cancel.
     cancelled : bool
@@ -223,6 +225,7 @@ class ObservedScheduler:
     status: JobStatus | None = None
     reached: bool = True
     gone: bool = False
+    closes: bool = False
     certain: bool = True
     cancelled: bool = False
     restarts: bool = False
@@ -249,9 +252,9 @@ class SubmitNext:
 
 @dataclass(frozen=True)
 class DropNext:
-    """Cancel the job that should follow, which cannot."""
+    """Cancel the job that should follow; `why` says why it cannot, and is empty if none follows."""
 
-    why: str
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -303,6 +306,8 @@ def decide(scheduler: ObservedScheduler, *, now: float) -> SchedulerAction | Non
     now : float
         Epoch seconds.
     """
+    if scheduler.closes:
+        return DropNext() if scheduler.next is not None else None
     if scheduler.coming or scheduler.stopped is None:
         return None
     return _after_the_end(scheduler, now) if scheduler.gone else _before_the_end(scheduler, now)

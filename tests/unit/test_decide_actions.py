@@ -21,10 +21,11 @@ from hpcgpu.scaling.decide_actions import (
     ObservedGroup,
     ObservedJob,
     Submit,
+    SubmitScheduler,
     decide,
 )
 from hpcgpu.scaling.policy_data import Demand, History, Hysteresis, JobView, Limits
-from hpcgpu.scaling.scheduler_restarts import Lose, ObservedScheduler, Restart
+from hpcgpu.scaling.scheduler_restarts import DropNext, Lose, ObservedNext, ObservedScheduler, Restart
 
 NOW = 10_000.0
 
@@ -119,8 +120,35 @@ def test_what_can_never_start_ends_only_where_perhaps_nobody_reads_why() -> None
     assert done(adaptive) == [End(("a", "b"), Drain.UNWANTED)]
 
 
+def test_the_scheduler_job_comes_first() -> None:
+    cluster = ObservedCluster(groups=[fixed(2)], submitted=False, unrequested=True)
+    assert decide(cluster, now=NOW) == Decided(SubmitScheduler())
+    assert decide(replace(cluster, unrequested=False), now=NOW) == Decided(), "its submit is under way"
+    assert decide(replace(cluster, over=True), now=NOW) == Decided(EndAll()), "nothing comes after the end"
+
+
+def test_the_jobs_end_that_the_user_names_and_no_others() -> None:
+    named = running("b", released=True)
+    assert done(fixed(2, running("a"), named, running("c"))) == [End(("b",), Drain.UNWANTED)]
+    assert done(fixed(3, running("a"), named, running("c"))) == [End(("b",), Drain.UNWANTED), Submit(1)]
+    adaptive = ObservedGroup(limits=Limits(minimum=2, maximum=2), jobs=[running("a"), named], adaptive=True)
+    assert done(adaptive)[0] == End(("b",), Drain.UNWANTED)
+    assert done(fixed(1, running("a"), replace(named, retry_at=NOW + 1))) == [], "the queue has refused it a moment ago"
+    assert done(fixed(1, running("a"), named), reachable=False) == [], "nobody knows what it holds"
+    assert done(fixed(0, waiting("a", released=True)), reachable=False) == [End(("a",), Drain.UNWANTED)]
+    deleted = replace(fixed(0, running("a"), named), deleted=True)
+    assert [(set(end.jobs), end.why) for end in done(deleted) if isinstance(end, End)] == [({"a", "b"}, Drain.DELETED)]
+
+
+def test_nothing_comes_after_a_scheduler_that_ends_as_intended() -> None:
+    scheduler = ObservedScheduler(closes=True, restarts=True, next=ObservedNext(held=True))
+    assert decide(ObservedCluster(groups=[fixed(2)], scheduler=scheduler), now=NOW) == Decided(DropNext())
+    alone = ObservedCluster(groups=[fixed(2)], scheduler=replace(scheduler, next=None, gone=True))
+    assert decide(alone, now=NOW) == Decided(), "no scheduler job and no worker job"
+
+
 _JOBS = st.builds(
-    lambda n, pending, draining, workers, tasks, nbytes, retry, lost, never, leaves, submitted: ObservedJob(
+    lambda n, pending, draining, workers, tasks, nbytes, retry, lost, never, leaves, submitted, released: ObservedJob(
         view=JobView(
             name=f"j{n}",
             pending=pending,
@@ -138,6 +166,7 @@ _JOBS = st.builds(
         whole=not pending and workers > 0 and not lost,
         lost=lost and not pending,
         never=never and pending,
+        released=released,
         leaves=None if pending else leaves,
         end=None if pending or leaves is None else leaves + 100,
     ),
@@ -151,6 +180,7 @@ _JOBS = st.builds(
     st.booleans(),
     st.booleans(),
     st.sampled_from([None, NOW - 50.0, NOW + 50.0]),
+    st.booleans(),
     st.booleans(),
 )
 

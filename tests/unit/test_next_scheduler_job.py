@@ -532,7 +532,7 @@ async def test_it_stays_in_the_queue_when_the_program_leaves_the_cluster(site: S
     await site.passes(20)
     assert live(site) == ["demo-scheduler", "demo-0", "demo-scheduler2"]
     assert following(site).after_end == (None if due else "1")
-    await site.reconciler.restarts.abandon()
+    await site.reconciler.close_with_scheduler()
     assert live(site) == ["demo-scheduler", "demo-0"], "the cluster ends with its scheduler"
     assert [submit.unwanted for submit in site.directory.submits()] == [False, False, True]
 
