@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -78,7 +78,8 @@ class PublishedDatasets:
         self._task: asyncio.Task[None] | None = None
         #: The futures of each dataset when it was saved last.
         self._saved: dict[str, frozenset[Hashable]] = {}
-        self._problems: dict[str, str] = {}
+        #: The futures and the problem of each dataset at the last save.
+        self._problems: dict[str, tuple[frozenset[Hashable], str]] = {}
 
     def begin(self) -> None:
         """Save the datasets from time to time, if the user wants that."""
@@ -118,6 +119,8 @@ class PublishedDatasets:
         return None
 
     def _save(self, options: ClusterOptions) -> None:
+        from hpcgpu.checkpoints import versions
+
         assert options.checkpoint_directory is not None
         with client_of(self._scheduler, self.directory) as client:
             published = {name for name in client.list_datasets() if isinstance(name, str)}
@@ -125,33 +128,44 @@ class PublishedDatasets:
                 if dataset.name not in published:
                     self._saved.pop(dataset.name, None)
                     saved_datasets.forget(self.directory, dataset.name)
+            self._problems = {name: told for name, told in self._problems.items() if name in published}
             for name in sorted(published):
-                problem = ""
+                keys, problem = frozenset[Hashable](), ""
                 try:
-                    self._save_one(client, name, options.checkpoint_directory)
+                    data = client.get_dataset(name, default=None)  # it may have been unpublished just now
+                    keys = frozenset(future.key for future in futures_of(data))
+                    self._save_one(client, name, data, versions.directory_of(options.checkpoint_directory, name))
                 except Exception as error:
                     problem = str(error) or type(error).__name__
-                if problem and problem != self._problems.get(name):
+                if problem and (keys, problem) != self._problems.get(name):
                     logger.warning("hpcgpu: %s", text := f"published dataset {name} is not saved: {problem}")
                     client.log_event("warn", f"hpcgpu: {text}")  # distributed shows it in all clients
-                self._problems[name] = problem
+                self._problems[name] = keys, problem
 
-    def _save_one(self, client: Client, name: str, path: Path) -> None:
+    def _save_one(self, client: Client, name: str, data: object, directory: Path) -> None:
         """Save a dataset if it is computed and has changed."""
         from hpcgpu.checkpoints import versions
         from hpcgpu.checkpoints.save_and_restore import Destination, save
 
-        data = client.get_dataset(name, default=None)  # it may have been unpublished just now
         futures = futures_of(data)
         keys = frozenset(future.key for future in futures)
         if not keys:
             return
-        directory = versions.directory_of(path, name)
         if self._saved.get(name) == keys and versions.numbered(directory):  # somebody may have removed it
             return
-        if not all(client.who_has(futures).values()):
+        if missing := [key for key, workers in client.who_has(futures).items() if not workers]:
+            self._raise_if_lost(missing)
             return  # it is still computed: the next save may have it
         at_a_time = max(1, len(self._scheduler.workers) // _SHARE)
         to = Destination(directory=directory, quiet=True, at_a_time=at_a_time, cluster=self.directory)
         save(client, data, to)
         self._saved[name] = keys
+
+    def _raise_if_lost(self, keys: Iterable[Hashable]) -> None:
+        """Raise an error if one of these results has failed, or cannot be computed any more."""
+        for key in keys:
+            task = self._scheduler.tasks.get(key)
+            if task is not None and task.state == "erred":
+                raise RuntimeError(f"its result {key} has failed: {task.exception_text}")
+            if task is None or (task.state == "released" and task.run_spec is None):
+                raise RuntimeError(f"its result {key} was cancelled or lost")

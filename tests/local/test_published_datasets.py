@@ -12,7 +12,7 @@ from pathlib import Path
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, Future, wait
 
 from hpcgpu import LocalGPUCluster, OptionError
 from hpcgpu.batch.local.queue import LocalQueue
@@ -127,6 +127,60 @@ def test_why_a_dataset_cannot_be_saved_reaches_the_user_and_it_is_saved_later(
         assert cluster.restore("kept").result() == 32
         shutil.rmtree(saved)
         until(lambda: numbered(saved / "kept"), "what somebody has removed is saved again")
+
+
+def test_a_save_that_failed_is_tried_again_also_if_an_older_version_is_there(
+    queue: LocalQueue, tmp_path: Path, until: Until
+) -> None:
+    saved, obstacle = tmp_path / "saved", tmp_path / "obstacle"
+
+    class Number(int):  # the workers get its code: they cannot import this file
+        def __reduce__(self) -> tuple[type[int], tuple[int]]:
+            if obstacle.exists():
+                raise TypeError("the obstacle is here")
+            return int, (int(self),)
+
+    options = CPU | {"jobs": 1, "checkpoint_directory": saved, "checkpoint_every": 0.2}
+    with LocalGPUCluster(**options, scheduler="local") as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers(1)
+        client.publish_dataset(kept=client.submit(pow, 2, 5))
+        until(lambda: numbered(saved / "kept"), "the first version is saved")
+        obstacle.touch()
+        why = "published dataset kept is not saved: .* The last version stays"
+        with pytest.warns(UserWarning, match=why) as warned:
+            client.publish_dataset(kept=client.submit(lambda: Number(64)), override=True)
+            until(lambda: mentioned(warned, why), "the user is warned")
+        assert len(numbered(saved / "kept")) == 1
+        obstacle.unlink()
+        until(lambda: len(numbered(saved / "kept")) == 2, "the second version is saved when that is possible")
+        assert cluster.restore("kept").result() == 64
+
+
+def test_who_publishes_what_has_failed_or_was_cancelled_hears_that_it_is_not_saved(
+    queue: LocalQueue, tmp_path: Path, until: Until
+) -> None:
+    saved = tmp_path / "saved"
+    options = CPU | {"jobs": 1, "checkpoint_directory": saved, "checkpoint_every": 0.2}
+    with LocalGPUCluster(**options, scheduler="local") as cluster, cluster.get_client() as client:
+        cluster.wait_for_workers(1)
+
+        def publish(name: str, future: Future, why: str) -> None:
+            why = f"published dataset {name} is not saved: its result {future.key} {why}"
+            with pytest.warns(UserWarning, match=why) as warned:
+                client.publish_dataset(future, name=name)
+                until(lambda: mentioned(warned, why), "the user is warned")
+
+        failed, cancelled = client.submit(os.stat, saved, key="failed"), client.submit(pow, 2, 6, key="cancelled")
+        wait([failed, cancelled])
+        publish("one", failed, "has failed: FileNotFoundError")
+        client.cancel(cancelled, force=True)
+        publish("two", cancelled, "was cancelled or lost")
+        client.unpublish_dataset("one")
+        client.publish_dataset(other=client.submit(pow, 2, 7))
+        until(lambda: numbered(saved / "other"), "a save has no dataset `one`")
+        publish("one", failed, "has failed: FileNotFoundError")
+        client.retry([failed])  # the directory is there now
+        until(lambda: numbered(saved / "one"), "it is saved once it is computed")
 
 
 def test_datasets_need_a_directory(queue: LocalQueue) -> None:
