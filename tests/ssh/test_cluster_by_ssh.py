@@ -307,6 +307,20 @@ def test_a_program_that_ends_without_close_leaves_no_job(node: LoginNode) -> Non
     assert not live(queue_of(node))
 
 
+def test_a_program_that_has_left_its_cluster_ends_without_its_jobs(node: LoginNode) -> None:
+    program = (
+        "import hpcgpu\n"
+        f"with hpcgpu.LocalGPUCluster(host='login1', name='demo', jobs=1, **{SMALL!r}) as cluster:\n"
+        "    cluster.detach()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=150, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    with hpcgpu.connect("login1:demo", quiet=True) as client:
+        client.wait_for_workers(1, timeout=120)
+    run("stop", "demo", "--host", "login1")
+    assert not live(queue_of(node))
+
+
 def test_a_cluster_that_was_left_is_connected_again(node: LoginNode) -> None:
     cluster = hpcgpu.LocalGPUCluster(host="login1", name="demo", jobs=1, **SMALL)
     with cluster.get_client() as client:
