@@ -136,6 +136,8 @@ async def _manage(directory: ClusterDirectory) -> None:
     handled = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
     for number in handled:
         loop.add_signal_handler(number, receive, number)
+    if signal.SIGHUP in signal.sigpending():  # the next manager waits for the end of this one
+        return
     signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)  # who started this process has blocked them until now
     manager = Manager.of_existing(directory, batch_system(directory.system), ends_jobs=False, in_scheduler_job=True)
 
