@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import subprocess
 import sys
 import time
 
@@ -61,7 +62,7 @@ class ManagerProcess:
         self.directory = directory
         self.job_id = job_id
         self._lease = lease
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._keeper: asyncio.Task[None] | None = None
         #: Held while the process is started or replaced.
@@ -105,36 +106,43 @@ class ManagerProcess:
         except TimeoutError:
             return f"{_SILENT_QUEUE}: no answer within {_ANSWER:g} s"
         await self.stop(replaced=True)
-        # a signal that comes before the manager handles it waits until then: it inherits this
+        try:
+            self._process = self._begin_process()
+        except OSError as error:
+            return f"the manager cannot start: {file_error(error)}"
+        self._problem = ""
+        self._watch = asyncio.ensure_future(self._watch_over(self._process))
+        return ""
+
+    def _begin_process(self) -> subprocess.Popen[bytes]:
+        # A signal that comes before the manager handles it waits until then: it inherits this. No other task runs
+        # meanwhile: a thread or a process that it starts would inherit it too.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM, signal.SIGINT})
         try:
             with open(self.directory.logs / LOG, "ab") as log:
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-P",  # no module from others who can write to the working directory
-                    "-m",
-                    "hpcgpu.orders.manager_in_scheduler_job",
-                    str(self.directory.path),
-                    stdin=asyncio.subprocess.DEVNULL,
+                return subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-P",  # no module from others who can write to the working directory
+                        "-m",
+                        "hpcgpu.orders.manager_in_scheduler_job",
+                        str(self.directory.path),
+                    ],
+                    stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
                     env=variables_of_this_process.without(),  # its jobs run elsewhere
                     pass_fds=stage.lock(),  # the same environment: it cancels jobs after the scheduler was killed
                 )
-        except OSError as error:
-            return f"the manager cannot start: {file_error(error)}"
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        self._problem = ""
-        self._watch = asyncio.ensure_future(self._watch_over(self._process))
-        return ""
 
-    async def _watch_over(self, process: asyncio.subprocess.Process) -> None:
+    async def _watch_over(self, process: subprocess.Popen[bytes]) -> None:
         """Wait for the end of the manager, and record it.
 
         It exits with 0 if it was superseded, or if its cluster has ended.
         """
-        code = await process.wait()
+        code = await in_thread(process.wait)
         if code and process is self._process:
             self._fail(
                 f"nothing is scaled or replaced: the manager in the scheduler job ended with exit code {code}. It is "
@@ -220,7 +228,7 @@ class ManagerProcess:
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGHUP if replaced else signal.SIGINT if cluster_ends else signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.wait(), _CANCEL if cluster_ends else _STOP)
+            await asyncio.wait_for(in_thread(process.wait), _CANCEL if cluster_ends else _STOP)
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

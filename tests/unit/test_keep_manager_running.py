@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator
@@ -35,12 +36,12 @@ async def test_a_manager_that_another_follows_does_not_report_to_the_user_that_t
 ) -> None:
     manager = ManagerProcess(create_directory.claim(tmp_path / "demo", None), "1", lease())
     code = "trap 'echo another follows; exit' HUP; trap 'echo the cluster ends; exit' TERM; echo up; "
-    manager._process = process = await asyncio.create_subprocess_exec(
-        "bash", "-c", code + "while :; do sleep 0.1; done", stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None and await process.stdout.readline() == b"up\n"
-    await manager.stop(replaced=replaced)
-    assert (await process.stdout.read()).decode() == f"{heard}\n"
+    program = ["bash", "-c", code + "while :; do sleep 0.1; done"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as manager._process:
+        output = manager._process.stdout
+        assert output is not None and output.readline() == "up\n"
+        await manager.stop(replaced=replaced)
+        assert output.read() == f"{heard}\n"
 
 
 @pytest.fixture
@@ -100,6 +101,24 @@ async def test_no_manager_starts_where_compute_nodes_do_not_reach_the_queue(
 async def test_a_manager_that_cannot_write_its_log_does_not_start(manager: ManagerProcess) -> None:
     (manager.directory.logs / LOG).mkdir(parents=True)
     assert await manager.start() == f"the manager cannot start: {manager.directory.logs / LOG}: Is a directory"
+
+
+async def test_what_other_tasks_start_while_the_manager_starts_inherits_no_blocked_signals(
+    manager: ManagerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = set[int]()
+
+    async def look() -> None:
+        while True:
+            blocked.update(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    looking = asyncio.create_task(look())
+    assert await manager.start() == ""
+    looking.cancel()
+    await manager.stop()
+    assert blocked == set()
 
 
 @pytest.fixture
