@@ -49,6 +49,8 @@ from hpcgpu.store.directory import ClusterDirectory
 
 #: Seconds to wait for the queue's first answers on a scheduler job, before this program leaves the job.
 _FIRST_ANSWER = 10.0
+#: Seconds after which the queue has reported the end of a scheduler that accepts no connection.
+_END_IS_KNOWN = 60.0
 
 
 class Starter:
@@ -99,13 +101,27 @@ class Starter:
             if not self.reconciler.scheduler_gone:
                 await self._wait_until_reached(submits)
                 if state.scheduler is scheduler:
-                    await connect()
+                    await self._connect(connect)
                 if state.scheduler is scheduler and not state.phase.restarting:
                     return
         except (ClusterError, OSError):
             if state.scheduler is scheduler and not self.reconciler.scheduler_gone:
                 raise
         await self._wait_for_next()
+
+    async def _connect(self, connect: Callable[[], Awaitable[None]]) -> None:
+        """Connect to the scheduler; if that fails, it may have ended, and the queue reports that a moment later."""
+        state, scheduler, failed = self.reconciler.state, self.reconciler.state.scheduler, 0.0
+        follows = state.ownership.attached and self.reconciler.restarts is not None
+        while True:
+            try:
+                return await connect()
+            except OSError:
+                failed = failed or time.monotonic()
+                over = not state.managed or state.scheduler is not scheduler or self.reconciler.scheduler_gone
+                if not follows or over or time.monotonic() - failed > _END_IS_KNOWN:
+                    raise
+            await asyncio.sleep(1.0)
 
     async def _wait_for_next(self) -> None:
         """Wait for the scheduler that follows one which has ended while this program takes its cluster over."""

@@ -423,6 +423,11 @@ class World:
         if self.serving is not None:
             self.serving.full = on
 
+    async def scheduler_dies(self) -> None:
+        """Its process ends, and the queue does not report that yet."""
+        if self.serving is not None:
+            self.serving.end()
+
     async def scheduler_ends(self, state: JobState) -> None:
         """The scheduler job ends; as intended, it removes the keys before."""
         serving = self.serving

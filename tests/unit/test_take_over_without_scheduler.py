@@ -23,6 +23,11 @@ _RUNS: Steps = [("passes", 5), ("scheduler_job_starts",), ("starts", 0), ("start
 _GONE: Steps = [*_RUNS, ("dies",), ("scheduler_ends", JobState.NODE_FAIL)]
 #: Nothing has ended the worker jobs before the history ends with a close.
 _KEPT = {"demo-0", "demo-1"}
+#: A program has taken the cluster over, and connects to its scheduler.
+_CONNECTS: Steps = [
+    *[("passes", 7), ("dies",), ("another_takes_over",), ("passes", 1), ("scheduler_job_starts",)],
+    *[("passes", 1), ("scheduler_is_silent", True)] * 10,  # the program finds the contact meanwhile
+]
 
 
 def kept(world: World) -> set[str]:
@@ -79,12 +84,22 @@ def test_without_restart_a_cluster_ends_with_its_scheduler() -> None:
 
 
 def test_a_program_that_connects_to_a_scheduler_whose_node_fails_waits_for_the_next_one() -> None:
-    waits: Steps = [("passes", 7), ("dies",), ("another_takes_over",), ("passes", 1), ("scheduler_job_starts",)]
-    hangs: Steps = [("passes", 1), ("scheduler_is_silent", True)] * 10  # the program finds the contact meanwhile
-    ends: Steps = [("scheduler_ends", JobState.NODE_FAIL), ("passes", 100)]
-    world = happens(True, [*waits, *hangs, *ends])
+    world = happens(True, [*_CONNECTS, ("scheduler_ends", JobState.NODE_FAIL), ("passes", 100)])
     assert reached(world) and len(world.programs) == 2, "the program that took it over has not given up"
     assert kept(world) == _KEPT
+
+
+def test_a_program_whose_connection_breaks_before_the_queue_knows_of_it_waits_for_the_next_one() -> None:
+    dies: Steps = [("scheduler_dies",), ("passes", 45), ("scheduler_ends", JobState.NODE_FAIL), ("passes", 100)]
+    world = happens(True, [*_CONNECTS, *dies])
+    assert reached(world) and len(world.programs) == 2, "the program that took it over has not given up"
+    assert kept(world) == _KEPT
+
+
+def test_a_program_that_cannot_connect_to_a_scheduler_that_runs_on_reports_that() -> None:
+    world = happens(True, [*_CONNECTS, ("scheduler_dies",), ("passes", 200)])
+    start = world.programs[1].start
+    assert start is not None and "cannot be taken over" in str(start.exception())
 
 
 @pytest.mark.parametrize("ended", [True, False])
