@@ -130,6 +130,9 @@ class Submit:
 class Journal(Files):
     """The journal of one directory."""
 
+    #: The whole lines that were read last, and what each of them holds: a manager reads the journal each second.
+    _read: tuple[bytes, tuple[dict[str, Any] | str | None, ...]] = (b"", ())
+
     def intend(self, name: str, kind: str, group: str = "default", after_end: str = "") -> None:
         """Record that a job of this name is about to be submitted, perhaps to start after the end of another one."""
         dependency = {"after_end": after_end} if after_end else {}
@@ -272,18 +275,28 @@ class Journal(Files):
     def _lines(self) -> Iterator[dict[str, Any] | str]:
         """Yield each line of the journal, or what is wrong with it: a crash or a full disk may have cut it short."""
         try:
-            lines = checked_files.read(self.path / "journal.jsonl").split(b"\n")
+            content = checked_files.read(self.path / "journal.jsonl")
         except (FileNotFoundError, NotADirectoryError):
             return
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                json_records.parse(line, _Event, f"line {number}")
-            except Damaged as error:
-                yield str(error)
-            else:
-                yield json.loads(line)
+        known, records = self._read
+        if not content.startswith(known):  # the journal of a later cluster of this name
+            known, records = b"", ()
+        *whole, last = content[len(known) :].split(b"\n")
+        if whole:
+            records = (*records, *(_record(line, number) for number, line in enumerate(whole, len(records) + 1)))
+            self._read = content[: len(content) - len(last)], records
+        yield from (record for record in (*records, _record(last, len(records) + 1)) if record is not None)
+
+
+def _record(line: bytes, number: int) -> dict[str, Any] | str | None:
+    """Return what a line holds, or what is wrong with it; None if it is empty."""
+    if not line.strip():
+        return None
+    try:
+        json_records.parse(line, _Event, f"line {number}")
+    except Damaged as error:
+        return str(error)
+    return dict(json.loads(line))
 
 
 def _end(job: Submit, record: dict[str, Any], closing: bool) -> None:

@@ -8,6 +8,7 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from hpcgpu.batch.base import JobState
 from hpcgpu.batch.reasons import cancel_of_ours
 from hpcgpu.errors import ClusterError
 from hpcgpu.existing_clusters.lookup import find
+from hpcgpu.posix import json_records
 from hpcgpu.store import create_directory
 from hpcgpu.store.directory import ClusterDirectory
 from hpcgpu.store.managers import ManagerRecord
@@ -49,6 +51,48 @@ def test_a_line_that_was_cut_short_damages_no_line_after_it(directory: ClusterDi
     directory.submitted("demo-0", "7")
     assert [(job.name, job.job_id) for job in directory.submits()] == [("demo-0", "7")]
     assert len(directory.journal_damage()) == 1
+
+
+def test_a_line_that_is_read_before_it_is_complete_is_read_again(directory: ClusterDirectory) -> None:
+    directory.intend("demo-0", "worker")
+    path = directory.path / "journal.jsonl"
+    whole = path.read_bytes() + b'{"event": "submitted", "name": "demo-0", "id": "17"}\n'
+    for end in range(path.stat().st_size, len(whole)):
+        path.write_bytes(whole[:end])
+        [submit] = directory.submits()
+        assert submit.job_id == ("17" if end >= len(whole) - 1 else None)
+    path.write_bytes(whole)
+    assert [submit.job_id for submit in directory.submits()] == ["17"] and not directory.journal_damage()
+
+
+def test_the_journal_of_a_later_cluster_of_the_name_is_read_anew(directory: ClusterDirectory) -> None:
+    directory.intend("demo-0", "worker")
+    path = directory.path / "journal.jsonl"
+    earlier = path.read_bytes()
+    assert [submit.name for submit in directory.submits()] == ["demo-0"]
+    path.write_bytes(earlier.replace(b"demo-0", b"demo-7"))
+    assert [submit.name for submit in directory.submits()] == ["demo-7"], "of the same size"
+    path.write_bytes(b"\n" + earlier[:-9] + b"\n")
+    [damage] = directory.journal_damage()
+    assert damage.startswith("line 2 is damaged")
+    directory.intend("demo-8", "worker")
+    assert [submit.name for submit in directory.submits()] == ["demo-8"] and directory.journal_damage() == [damage]
+
+
+def test_each_line_is_parsed_once_however_often_the_manager_reads_the_journal(
+    directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parse, parsed = json_records.parse, list[bytes]()
+
+    def counted(content: bytes, *arguments: Any) -> Any:
+        parsed.append(content)
+        return parse(content, *arguments)
+
+    monkeypatch.setattr(json_records, "parse", counted)
+    for number in range(100):
+        directory.intend(f"demo-{number}", "worker")
+        assert not directory.closing and len(directory.submits()) == number + 1
+    assert len(parsed) == len(set(parsed)) == 100
 
 
 def test_what_an_earlier_cluster_of_the_name_writes_late_does_not_hide_a_job(directory: ClusterDirectory) -> None:
