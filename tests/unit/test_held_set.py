@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,6 +76,8 @@ async def test_a_crash_is_reported_only_if_the_queue_reports_now_that_the_job_of
 ) -> None:
     monkeypatch.setattr(held_set, "_STAYS", 0.0)
     monkeypatch.setattr(held_set, "_ENDED", 0.6)
+    looks = itertools.count()  # at the clock: the machine may take its time between two of them
+    monkeypatch.setattr(held_set, "time", SimpleNamespace(monotonic=lambda: 0.25 * next(looks)))
     queue = Queue(*answers)
     found = await held_of(queue)._why_lost("1", "a")
     assert found.startswith(said) if said else not found
