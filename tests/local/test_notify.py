@@ -105,11 +105,12 @@ def test_a_group_that_gets_no_more_jobs_is_reported(queue: LocalQueue, log: Log,
 def test_a_function_is_called_in_a_thread_where_it_may_use_the_cluster(queue: LocalQueue) -> None:
     notices: list[Notice] = []
     sizes: list[int] = []
-    done = threading.Event()
+    assigned, done = threading.Event(), threading.Event()
 
     def notify(notice: Notice) -> None:
         notices.append(notice)
         if notice.event == "ready":
+            assigned.wait(150)  # the cluster may be ready before the class returns it
             cluster.scale(jobs=2)
             cluster.wait_for_workers(2)
             sizes.append(len(cluster.workers))
@@ -118,6 +119,7 @@ def test_a_function_is_called_in_a_thread_where_it_may_use_the_cluster(queue: Lo
 
     with told("notify for the event 'ready' failed: KeyError"):
         cluster = LocalGPUCluster(**CPU, name="callback", jobs=1, notify=notify)
+        assigned.set()
         assert done.wait(150)
     cluster.close()
     assert sizes == [2]
@@ -125,7 +127,14 @@ def test_a_function_is_called_in_a_thread_where_it_may_use_the_cluster(queue: Lo
 
 
 def test_a_function_may_close_the_cluster(queue: LocalQueue, until: Until) -> None:
-    cluster = LocalGPUCluster(**CPU, name="self", jobs=1, notify=lambda notice: cluster.close())
+    assigned = threading.Event()
+
+    def notify(notice: Notice) -> None:
+        assigned.wait(150)
+        cluster.close()
+
+    cluster = LocalGPUCluster(**CPU, name="self", jobs=1, notify=notify)
+    assigned.set()
     until(lambda: cluster.status.name == "closed", "it has closed itself")
     assert live(queue) == []
 
