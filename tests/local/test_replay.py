@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,19 @@ def runs(place: Path) -> Counter[str]:
 
 
 @contextmanager
-def scheduler_ends(client: Client, signum: int = signal.SIGKILL) -> Iterator[None]:
-    """The scheduler ends at the beginning of the block, and another one is there at the end of it."""
-    address = client.scheduler.address
+def scheduler_ends(client: Client, signum: int = signal.SIGKILL, queue: LocalQueue | None = None) -> Iterator[None]:
+    """The scheduler ends at the beginning of the block, and another one is there at the end of it.
+
+    With a queue the next one comes after the block, in which the client has no scheduler.
+    """
+    address, held = client.scheduler.address, queue._locked() if queue is not None else nullcontext()
     with told(
         f"{GONE}.* A block of `replay` submits its futures again; without it, run your work again: scheduler job"
     ):
-        os.kill(client.run_on_scheduler(os.getpid), signum)
-        yield
+        pid = client.run_on_scheduler(os.getpid)
+        with held:
+            os.kill(pid, signum)
+            yield
     for _ in range(2400):
         if client.scheduler.address != address and client.status == "running":
             return
@@ -109,7 +114,7 @@ def test_the_program_goes_on_as_if_nothing_had_happened(
                 threads.submit(dask.compute, array.sum(), delayed(chained)),
             ]
             before = runs(tmp_path)
-            with scheduler_ends(client, signum):
+            with scheduler_ends(client, signum, queue):
                 until(lambda: client.status == "connecting", "it is noticed")
                 assert {future.status for future in (finished, follows, chained, *running)} == {"pending"}
                 later = client.submit(counted, place, "later", chained)
@@ -150,7 +155,7 @@ def test_what_is_submitted_between_two_schedulers_runs_whatever_it_needs(
         with ThreadPoolExecutor(1) as threads, cluster.replay():
             before = client.submit(counted, place, "before")
             assert before.result() == 1
-            with scheduler_ends(client):
+            with scheduler_ends(client, queue=queue):
                 until(lambda: client.status == "connecting", "it is noticed")
                 submitting = threads.submit(submits, client)
                 impure = client.submit(counted, place, "impure", pure=False)
@@ -170,7 +175,7 @@ def test_a_block_that_ends_between_two_schedulers(queue: LocalQueue, tmp_path: P
         block.__enter__()
         before = client.submit(counted, place, "before")
         assert before.result() == 1
-        with scheduler_ends(client):
+        with scheduler_ends(client, queue=queue):
             until(lambda: client.status == "connecting", "it is noticed")
             block.__exit__(None, None, None)
             after = client.submit(counted, place, "after", before)
