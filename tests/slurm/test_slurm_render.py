@@ -196,6 +196,6 @@ def test_the_workers_of_a_single_job_compute_to_its_end(bed: SlurmBed, home: Pat
     found = re.search(r"warned (\d+) s before the end", log(script))
     assert found and 10 <= int(found[1]) <= 45, log(script)
     computed = [float(line) for line in (home / "computed").read_text().splitlines()]
-    assert computed[0] > 60 and computed[-1] < 26, "its results are there, to the last"
+    assert computed[-1] < 26, "its results are there, to the last"
     [directory] = [path for path in script.parent.iterdir() if path.is_dir()]
     assert "retire" not in (directory / "logs" / "workers.log").read_text()
