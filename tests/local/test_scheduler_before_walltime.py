@@ -222,7 +222,7 @@ SUSPENDED = """
 import sys, time
 from hpcgpu import LocalGPUCluster
 options = {"gpus_per_node": 0, "cores": 1, "scheduler": {"walltime": "4h"}, "poll_interval": 0.5}
-with LocalGPUCluster(name="demo", jobs=1, on_scheduler_end="restart", lease=5, **options) as cluster:
+with LocalGPUCluster(name="demo", jobs=1, on_scheduler_end="restart", **options) as cluster:
     cluster.wait_for_workers(1)
     print("ready", flush=True)
     sys.stdin.read()
@@ -243,6 +243,10 @@ def test_a_program_that_was_suspended_learns_that_the_next_scheduler_has_ended_t
         while program.stdout.readline() != "ready\n":
             pass
         [first] = queue.find("demo-scheduler")
+        script = locate("demo").path / "scheduler.sh"
+        text = script.read_text()
+        assert "--lease 600" in text
+        script.write_text(text.replace("--lease 600", "--lease 5"))  # of the next one, which hears of no manager
         ends_soon(queue, first)
         until(lambda: queue.find("demo-scheduler2"), "the next one is in the queue")
         logs = locate("demo").logs
