@@ -171,6 +171,21 @@ def test_an_interrupted_start_leaves_no_job(
     queue.cancel([blocker])
 
 
+def test_a_start_under_nohup_goes_on_when_its_terminal_is_closed(
+    queue: LocalQueue, home: Path, fake_gpus: None, until: Until
+) -> None:
+    blocker = block_queue(queue, home)
+    start = ["nohup", *command("start", "demo", *WAITS)]
+    program = subprocess.Popen(start, stdout=PIPE, stderr=PIPE, text=True)
+    until(lambda: len(live(queue)) == 2, "its job waits")
+    program.send_signal(signal.SIGHUP)
+    queue.cancel([blocker])
+    _, words = program.communicate(timeout=250)
+    assert program.returncode == 0, words
+    assert status("demo")["state"] == "running"
+    assert hpcgpu("stop", "demo").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

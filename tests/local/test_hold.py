@@ -373,6 +373,9 @@ def test_more_workers_than_there_will_be_are_an_error_and_a_wait_ends_by_its_tim
 
     with ThreadPoolExecutor(1) as threads, cluster_of_two.hold(2), late:
         threads.submit(hold_one, cluster_of_two, timeout=10).result()
+    with ThreadPoolExecutor(1) as threads, cluster_of_two.hold(2):
+        at_once = threads.submit(hold_one, cluster_of_two, timeout=0)
+        assert isinstance(at_once.exception(timeout=100), TimeoutError), "0 is no wait"
 
 
 def test_a_program_that_has_only_connected_is_shown_why_there_are_not_more_workers(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,11 +10,11 @@ import pytest
 from distributed import Client
 from distributed.client import FutureCancelledError
 from laptop import Relay
-from sshd_bed import SECONDS, LoginNode, Nodes, in_shell
+from sshd_bed import SECONDS, SYSTEM_PATH, LoginNode, Nodes, in_shell
 
 import hpcgpu
 from hpcgpu.client import reached_by_ssh
-from hpcgpu.ssh import tunnel
+from hpcgpu.ssh import login, tunnel
 from hpcgpu.ssh.login import Login
 from tests import helpers
 from tests.conftest import queue_in, told
@@ -80,6 +81,30 @@ def test_a_client_works_whatever_the_shell_and_the_site_forbid(
     client = connect()
     assert client.submit(lambda x: x + 1, 41).result(SECONDS) == 42
     assert client.scheduler.address.startswith("tls://127.0.0.1:")
+
+
+#: In place of hpcgpu: the connection breaks before the first command has answered.
+BREAKS = """#!/bin/sh
+[ ! -e "$HOME/broke" ] || exec {python} -P -m hpcgpu "$@"
+touch "$HOME/broke"
+kill -9 $PPID
+sleep 100
+"""
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["", "as on Windows"])
+def test_a_connection_that_breaks_before_the_answer_is_opened_again(
+    login_node: Nodes, home: Path, monkeypatch: pytest.MonkeyPatch, shares: bool
+) -> None:
+    node = login_node(environment={"PATH": f"{home / 'node/far/home/bin'}:{SYSTEM_PATH}"})
+    program = node.home / "bin/hpcgpu"
+    program.parent.mkdir()
+    program.write_text(BREAKS.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setattr(login, "_SHARES", shares)
+    monkeypatch.setattr(login, "_PAUSE", 0.1)
+    assert b"No clusters" in Login("login1").call_again(["list"]).output
+    assert (node.home / "broke").exists()
 
 
 def test_a_login_node_whose_temporary_directory_others_can_change(

@@ -212,6 +212,27 @@ def test_ctrl_c_while_a_cluster_starts_leaves_no_job(node: LoginNode, until: Unt
     assert not live(queue_of(node))
 
 
+def test_a_start_whose_scheduler_fails_leaves_no_job(node: LoginNode, tmp_path: Path) -> None:
+    fails = f"job_script_prologue=until [ -e {tmp_path}/fail ]; do sleep 0.1; done; exit 3"
+    command = [HPCGPU, "start", "demo", *OPTIONS, "--jobs", "1", "--scheduler", fails, "--host", "login1"]
+    shown = ""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as start:
+        assert start.stderr is not None
+        for line in start.stderr:
+            shown += line
+            if "waiting for its scheduler" in line:
+                (tmp_path / "fail").touch()
+    assert start.returncode == 1 and "the scheduler of cluster demo is gone" in shown, shown
+    assert not live(queue_of(node))
+
+
+def test_a_cluster_without_security_is_not_reached(node: LoginNode) -> None:
+    run("start", "demo", *OPTIONS, "--security", "false", "--host", "login1")
+    with pytest.raises(hpcgpu.ClusterError, match="cluster demo has no security: it is not reached by ssh"):
+        hpcgpu.connect("login1:demo", quiet=True)
+    run("stop", "demo", "--host", "login1")
+
+
 def test_a_command_whose_connection_breaks_may_go_on_and_names_where_to_read_on(node: LoginNode) -> None:
     prints = threading.Event()
 

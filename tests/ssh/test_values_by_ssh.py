@@ -131,7 +131,10 @@ def test_only_the_user_can_use_the_connection(node: LoginNode) -> None:
 
 @pytest.mark.parametrize("own_connection", [False, True])
 def test_the_agent_is_never_forwarded(login_node: Nodes, home: Path, own_connection: bool) -> None:
-    node = login_node(environment={"PATH": f"{home / 'node/far/home/bin'}:{SYSTEM_PATH}"})
+    # what the login node has, before hpcgpu begins: there root can use an agent
+    sees = 'echo "${SSH_AUTH_SOCK:-none}" >> "$HOME/agents"; eval "$SSH_ORIGINAL_COMMAND"'
+    path = f"{home / 'node/far/home/bin'}:{SYSTEM_PATH}"
+    node = login_node(environment={"PATH": path}, lines=[f"ForceCommand {sees}"])
     tells = node.home / "bin/hpcgpu"
     tells.parent.mkdir()
     tells.write_text('#!/bin/sh\necho "agent: ${SSH_AUTH_SOCK:-none}, display: ${DISPLAY:-none}" >&2\nexit 1\n')
@@ -147,3 +150,5 @@ def test_the_agent_is_never_forwarded(login_node: Nodes, home: Path, own_connect
         said = helpers.hpcgpu("list", "--host", "login1").stderr
         process.terminate()
     assert "agent: none, display: none" in said
+    if not own_connection:
+        assert set((node.home / "agents").read_text().split()) == {"none"}

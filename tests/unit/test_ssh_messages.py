@@ -123,6 +123,56 @@ async def test_streams_go_on_over_a_new_connection() -> None:
     await using
 
 
+async def test_what_an_old_connection_still_brings_arrives_once() -> None:
+    async def echo(stream: Stream, wanted: object) -> None:
+        while data := await stream.read():
+            await stream.write(data)
+
+    async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await far.run(reader, writer)
+        ended.set()
+
+    async def passed_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back, way = await asyncio.open_connection("127.0.0.1", far_port)
+        ways.append(way)
+        returning = asyncio.ensure_future(carried(back, writer))
+        while (data := await reader.read(1 << 16)) and not holds.is_set():
+            way.write(data)
+        late.extend(data)
+        returning.cancel()
+        writer.transport.abort()  # the laptop notices that this connection is broken, and the login node does not
+
+    async def carried(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+
+    near, far, late, ways = Streams(), Streams(echo), bytearray(), list[asyncio.StreamWriter]()
+    ended, holds = asyncio.Event(), asyncio.Event()
+    servers = [await asyncio.start_server(serve, "127.0.0.1", 0) for serve in (accepted, passed_on)]
+    far_port, port = (server.sockets[0].getsockname()[1] for server in servers)
+    using = asyncio.ensure_future(near.run(*await asyncio.open_connection("127.0.0.1", port)))
+    await near.connected.wait()
+    stream = near.open({})
+    await stream.write(b"1")
+    assert await stream.read() == b"1"
+    holds.set()
+    await stream.write(b"2")
+    await using
+    holds.clear()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    using = asyncio.ensure_future(near.run(reader, writer))
+    assert await asyncio.wait_for(stream.read(), 60) == b"2"
+    ways[0].write(bytes(late))
+    ways[0].write_eof()
+    await asyncio.wait_for(ended.wait(), 60)
+    await stream.write(b"3")
+    assert await asyncio.wait_for(stream.read(), 60) == b"3"
+    writer.close()
+    await using
+    for one in (*ways, *servers):
+        one.close()
+
+
 async def test_a_far_side_without_memory_closes_the_streams() -> None:
     async def silent(stream: Stream, wanted: object) -> None:
         await stream.read()

@@ -76,6 +76,18 @@ print(*sys.orig_argv[:1], flush=True)
 input()
 """
 
+#: What a worker job does whose scheduler has ended: its first step begins anew, in the same process.
+BEGINS_ANEW = """
+import argparse, os
+from hpcgpu.runtime import next_scheduler, stage
+stage.release_at_exit()
+if not next_scheduler.begins_anew():
+    next_scheduler._follows = lambda *known: True
+    next_scheduler.begin_anew(argparse.Namespace(restart_wait=1.0, directory=None), dict(os.environ), "")
+print(*sys.orig_argv[:1], flush=True)
+input()
+"""
+
 Start = Callable[..., Job]
 
 
@@ -118,6 +130,15 @@ def test_a_job_that_is_killed_counts_as_one_that_has_ended(archive: Path, base: 
     assert python.exists()
     other.end()
     assert content(base) == []
+
+
+def test_a_worker_job_that_begins_anew_keeps_its_environment(archive: Path, base: Path, start: Start) -> None:
+    job, other = start(archive, base, program=BEGINS_ANEW), start(archive, base)
+    python = job.python()
+    assert other.python() == python
+    other.end()
+    assert python.exists()
+    assert "begins anew" in job.end() and content(base) == []
 
 
 def test_an_environment_stays_until_the_children_of_its_last_user_have_ended(
