@@ -166,6 +166,7 @@ class PublishedDatasets:
         for key in keys:
             task = self._scheduler.tasks.get(key)
             if task is not None and task.state == "erred":
-                raise RuntimeError(f"its result {key} has failed: {task.exception_text}")
+                failed = task.exception_blame or task  # the task that it needs
+                raise RuntimeError(f"its result {key} has failed: {failed.exception_text}")
             if task is None or (task.state == "released" and task.run_spec is None):
                 raise RuntimeError(f"its result {key} was cancelled or lost")

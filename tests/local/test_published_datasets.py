@@ -173,6 +173,7 @@ def test_who_publishes_what_has_failed_or_was_cancelled_hears_that_it_is_not_sav
         failed, cancelled = client.submit(os.stat, saved, key="failed"), client.submit(pow, 2, 6, key="cancelled")
         wait([failed, cancelled])
         publish("one", failed, "has failed: FileNotFoundError")
+        publish("after", client.submit(str, failed), "has failed: FileNotFoundError")
         client.cancel(cancelled, force=True)
         publish("two", cancelled, "was cancelled or lost")
         client.unpublish_dataset("one")
