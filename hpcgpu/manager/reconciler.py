@@ -7,7 +7,7 @@ periodically.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -550,15 +550,16 @@ class Reconciler:
 
     def scale_down(self, workers: set[str]) -> None:
         """Release the jobs all of whose workers are named. Names of jobs count too."""
-        registry, released = self.state.registry, Counter[WorkerGroup]()
+        registry, released = self.state.registry, defaultdict[WorkerGroup, list[WorkerJob]](list)
         for name, job in registry.active.items():
             named = workers.intersection(worker_names.workers_of(name, job.group.options))
             if name in workers or (named and set(job.workers.values()) <= workers):
+                released[job.group].append(job)
+        for group, jobs in released.items():  # an order also decides on other groups, which would replace theirs
+            for job in jobs:
                 job.released = True
-                released[job.group] += 1
-        for group, jobs in released.items():
             if group.limits.fixed and group not in registry.deleted:
-                self.order(Scale(group.name, max(0, group.limits.maximum - jobs)))
+                self.order(Scale(group.name, max(0, group.limits.maximum - len(jobs))))
         self.decide()
 
     # For people

@@ -235,10 +235,11 @@ def decide(cluster: ObservedCluster, *, now: float) -> Decided:
 
 def _decide(group: ObservedGroup, cluster: ObservedCluster, now: float) -> DecidedGroup:
     reachable = cluster.reachable or cluster.restarting  # then nothing is lost
-    ends = [*_unschedulable(group, now)]
-    released = {job.name for job in group.jobs if job.released and not group.deleted}
+    ends = [*_unschedulable(group, now), *(_before_walltime(group, now) if reachable else ())]
+    # what ends because of its walltime, of the budget or with its group cannot wait for its work
+    lasts = not (group.deleted or group.hysteresis.over)
+    released = {job.name for job in group.jobs if job.released and lasts}
     ends += _released(group, now, released - _names(ends), reachable=reachable)
-    ends += _before_walltime(group, now, _names(ends)) if reachable else ()
     ending = _names(ends) | released  # also one that cannot end yet: no other job ends in its place
     views = [replace(job.view, draining=True) if job.name in ending else job.view for job in group.jobs]
     size = adaptive_policy.decide(views, group.demand, group.limits, group.history, group.hysteresis, now=now)
@@ -268,14 +269,10 @@ def _released(group: ObservedGroup, now: float, released: set[str], *, reachable
         yield End(due, Drain.UNWANTED)
 
 
-def _before_walltime(group: ObservedGroup, now: float, ending: set[str]) -> Iterator[End]:
+def _before_walltime(group: ObservedGroup, now: float) -> Iterator[End]:
     """Decide to end jobs whose walltime ends soon, early enough to move their data."""
     for job in group.jobs:
-        if (
-            not (job.view.draining or job.name in ending)
-            and job.leaves is not None
-            and now >= max(job.leaves, job.retry_at)
-        ):
+        if not job.view.draining and job.leaves is not None and now >= max(job.leaves, job.retry_at):
             log = f"the walltime of job {job.name} ends soon: its workers retire"
             yield End((job.name,), Drain.WALLTIME, job.waits_until(now=now), log)
 

@@ -136,6 +136,11 @@ def test_the_jobs_end_that_the_user_names_and_no_others() -> None:
     assert done(fixed(1, running("a"), replace(named, retry_at=NOW + 1))) == [], "the queue has refused it a moment ago"
     assert done(fixed(1, running("a"), named), reachable=False) == [], "nobody knows what it holds"
     assert done(fixed(0, waiting("a", released=True)), reachable=False) == [End(("a",), Drain.UNWANTED)]
+    [end] = done(fixed(1, running("a"), running("b", released=True, leaves=NOW - 1, end=NOW + 99)))
+    assert isinstance(end, End) and end.why is Drain.WALLTIME and end.deadline is not None, "it has to end by then"
+    spent = fixed(1, running("a"), named, hysteresis=Hysteresis(over=True))
+    spent = replace(spent, limits=replace(spent.limits, gpu_seconds=50.0))
+    assert done(spent) == [End(("a", "b"), Drain.BUDGET, NOW + BUDGET_END)], "it has to end now"
     deleted = replace(fixed(0, running("a"), named), deleted=True)
     assert [(set(end.jobs), end.why) for end in done(deleted) if isinstance(end, End)] == [({"a", "b"}, Drain.DELETED)]
 

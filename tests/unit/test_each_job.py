@@ -650,6 +650,18 @@ async def test_only_a_job_all_of_whose_workers_are_named_is_released(tmp_path: P
     await site.settled()
 
 
+async def test_no_job_comes_in_the_place_of_one_that_is_released_with_one_of_another_group(tmp_path: Path) -> None:
+    site = await begun(tmp_path)
+    site.registry.add_group("cpu", site.options.worker, tmp_path / "worker")
+    site.reconciler.order(AddGroup("cpu", 1))
+    await site.settled()
+    await site.starts("demo-2")
+    site.reconciler.scale_down({"demo-0", "demo-2"})
+    await site.settled()
+    assert set(site.registry.active) == {"demo-1"} and "demo-3" not in {one.name for one in site.queue.jobs.values()}
+    assert [group.limits.maximum for group in site.state.wanted.groups.values()] == [1, 0]
+
+
 async def test_a_cancel_that_the_queue_refused_can_be_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -632,14 +632,20 @@ async def test_a_call_that_does_not_end_is_waited_for_ten_minutes_and_the_user_r
     assert not job.workers and len(site.warned) == 1
 
 
-async def test_workers_that_a_program_holds_are_waited_for_without_a_limit_until_the_walltime_ends(site: Site) -> None:
+@pytest.mark.parametrize("named", [False, True])
+async def test_workers_that_a_program_holds_are_waited_for_without_a_limit_until_the_walltime_ends(
+    site: Site, named: bool
+) -> None:
     end = site.now + 48 * HOUR
     site.says("demo-0", JobState.RUNNING, start=site.now, end=end, node="n")
     site.says("demo-1", JobState.RUNNING, start=site.now, end=end, node="n")
     await site.reconciler.observe_queue()
     site.client.working = {name: {"calls": ["train"], "tasks": []} for name in ("demo-0", "demo-1")}
     site.client.held = {"demo-0", "demo-1"}
-    site.reconciler.order(Scale(DEFAULT, 1))
+    if named:
+        site.reconciler.scale_down({"demo-0"})
+    else:
+        site.reconciler.order(Scale(DEFAULT, 1))
     began = site.now
     await passes_until(site, lambda: site.now > began + 100)
     site.state.poll_now.clear()
@@ -682,16 +688,19 @@ async def test_a_drain_waits_until_the_scheduler_answers_whether_a_program_holds
 
 
 async def test_a_job_with_held_workers_ends_with_the_budget_though_its_drain_waited_for_the_program(site: Site) -> None:
-    site.adapt(Limits(minimum=2, maximum=2, gpu_seconds=100 * HOUR))
+    site.adapt(Limits(minimum=2, maximum=2, gpu_seconds=60 * HOUR))
     site.client.held = {"demo-0", "demo-1"}
-    site.reconciler.drainer.drain(["demo-0"], Drain.UNWANTED)
+    site.client.working = {"demo-0": {"calls": ["train"], "tasks": []}}
+    site.reconciler.scale_down({"demo-0"})
     began = site.now
     await passes_until(site, lambda: site.now > began + 60)
     assert site.job("demo-0").draining and site.job("demo-1").active
-    site.now += 50 * HOUR
+    site.now += 40 * HOUR
     site.reconciler.decide()
     await passes_until(site, lambda: not site.job("demo-0").draining)
     site.reconciler.decide()
+    await passes_until(site, lambda: site.job("demo-0").cancelled_at is not None)
+    assert "as the budget of GPU hours is used up: a call of `train` on worker demo-0" in site.warned[-1]
     await site.settled()
     assert site.client.retired == {"demo-0", "demo-1"} and not site.registry.active
 
