@@ -205,6 +205,8 @@ async def test_awaiting_a_cluster_that_does_not_wait_returns_at_once_and_later_a
 
 def test_a_cluster_of_that_name_is_connected_to_where_that_was_asked_for(queue: LocalQueue) -> None:
     LocalGPUCluster(name="one", jobs=1, if_exists="connect", **CPU).detach()
+    LocalGPUCluster(name="one", if_exists="connect", shutdown_on_close=False, **CPU).close()
+    assert len(live(queue)) == 2, "a close leaves its jobs where that was asked for"
     with told("cluster one already existed: it keeps its own nthreads$"):
         cluster = LocalGPUCluster(name="one", jobs=5, nthreads=3, if_exists="connect", **CPU)
     with cluster:

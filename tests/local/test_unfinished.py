@@ -24,7 +24,7 @@ from hpcgpu.scaling.wanted_state import Scale, apply
 from tests.conftest import live
 from tests.helpers import CPU
 
-#: Runs a command of hpcgpu, which is killed when it has submitted the scheduler job.
+#: Runs a command of hpcgpu, which is killed when it has submitted the scheduler job, or the first worker job.
 KILLED = """
 import os, signal
 from hpcgpu.cli import main
@@ -38,6 +38,7 @@ def submitted(self, name, job_id):
 ClusterDirectory.submitted = submitted
 main()
 """
+KILLED_LATER = KILLED.replace("-scheduler", "-0")
 START = ("--system", "local", "--gpus-per-node", "0", "--cores", "1", "--protocol", "tcp")
 
 
@@ -81,6 +82,14 @@ def test_a_start_that_is_killed_between_its_submits_has_a_lease_and_is_completed
     assert (found["problem"], found["detached"], len(found["jobs"])) == ("", True, 3)
     assert lease("half") is None
     assert command("stop", "half").returncode == 0
+
+
+def test_a_start_that_is_killed_while_it_submits_its_worker_jobs_has_a_lease(queue: LocalQueue) -> None:
+    killed = command("start", "half", "--jobs", "2", *START, program=("-c", KILLED_LATER))
+    assert killed.returncode == -signal.SIGKILL
+    assert not locate("half").detached and lease("half") == 600.0
+    assert command("stop", "half").returncode == 0
+    assert live(queue) == []
 
 
 def test_a_start_that_was_killed_and_that_a_laptop_requests_again_leaves_no_job(queue: LocalQueue) -> None:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import socket
 import tempfile
 import time
 from collections.abc import Callable
@@ -225,13 +226,17 @@ def test_a_submit_of_another_machine_keeps_the_name_until_it_is_refused(
         create_directory.claim(tmp_path / "demo", ended)
 
 
+@pytest.mark.parametrize("host", [socket.gethostname(), "login2"])
 def test_a_cluster_whose_scheduler_lives_in_a_program_keeps_its_name_when_its_worker_jobs_have_ended(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    first = create_directory.claim(tmp_path / "demo", ended, complete=files)
+    with monkeypatch.context() as patch:
+        patch.setattr(managers.socket, "gethostname", lambda: host)
+        first = create_directory.claim(tmp_path / "demo", ended, complete=files)
     first.intend("demo-0", "worker")
     first.submitted("demo-0", "7")
     first.publish(Contact(token=first.token(), job_id="", workers="tls://a:1", client="tls://a:1"))
+    os.utime(first.path, (time.time() - 3600,) * 2)
     with pytest.raises(ClusterExists, match=f"a cluster named 'demo' runs in process {os.getpid()}, in "):
         create_directory.claim(tmp_path / "demo", ended)
     assert first.token() == ClusterDirectory(tmp_path / "demo").token()

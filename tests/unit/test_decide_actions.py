@@ -85,6 +85,8 @@ def test_a_job_that_lost_workers_works_until_another_takes_its_place() -> None:
     there = [lost, running("b")]
     assert [end.jobs for end in done(fixed(1, *there)) if isinstance(end, End)] == [("a",)]
     assert done(fixed(1, *there, history=History(paused="no"))) == [], "nothing would replace it"
+    full = fixed(2, *there, history=History(full="QOSMaxSubmitJobPerUserLimit"))
+    assert [end.jobs for end in done(full) if isinstance(end, End)] == [("a",)], "no other comes before it ends"
     alone = replace(lost, view=replace(lost.view, workers=0))
     assert [end.jobs for end in done(fixed(1, alone, comes)) if isinstance(end, End)] == [("a",)], "it has no worker"
 

@@ -127,6 +127,9 @@ def test_held_workers_count_for_their_own_group_and_not_if_their_job_must_end() 
     answer: Load = {"workers": workers, "waiting": [], "holds": [{"resources": {}, "workers": 1}]}
     found = demands(answer, [first, second], now=0.0)
     assert {name: demand.held for name, demand in found.items()} == {"first": 0, "second": 1}, "a-1 is free"
+    full: Load = {**answer, "workers": workers | {"a-1": load(0, 0.0, paused=True)}}
+    found = demands(full, [first, second], now=0.0)
+    assert {name: demand.held for name, demand in found.items()} == {"first": 1, "second": 1}, "a-1 takes no task"
     answer["holds"] = [{"resources": {}, "workers": 2}]
     found = demands(answer, [first, second], now=0.0)
     assert {name: demand.held for name, demand in found.items()} == {"first": 1, "second": 1}

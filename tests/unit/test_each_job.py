@@ -274,6 +274,9 @@ async def test_of_a_job_that_comes_after_all_and_the_one_in_its_place_one_ends(
     site.queue.refusal = refusal
     await site.passes(400)
     assert live(site) == sorted(site.registry.active) == ["demo-0", "demo-1", last]
+    other = await taken_over(site, tmp_path)
+    await other.passes(20)
+    assert live(other) == sorted(other.registry.active) == ["demo-0", "demo-1", last], "the next manager keeps it"
 
 
 async def test_a_job_that_the_queue_never_had_is_looked_up_for_an_hour_and_seldom(tmp_path: Path) -> None:
@@ -598,6 +601,25 @@ async def test_a_job_whose_cancel_got_no_answer_has_failed_unless_the_cancel_end
         site.says(name, state, start=site.now if then is JobState.RUNNING else None)
         await site.polled()
     assert sum(f"({name}) {end.value}" in text for text in site.warned) == failures
+
+
+async def test_a_job_that_somebody_cancels_is_a_failure_though_an_earlier_cancel_got_no_answer_and_the_queue_forgot_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = await begun(tmp_path)
+    await site.scale(3)
+    with monkeypatch.context() as patch:
+        refuses(site, patch)
+        await site.scale(2)
+    await site.scale(3)
+    site.forgets("demo-2")
+    await site.passes(150)
+    assert site.shown["demo-2"][0] == "cancelled", "as far as is known"
+    site.says("demo-2", JobState.RUNNING, name="demo-2")
+    await site.starts("demo-2")
+    site.warned.clear()
+    await site.ends("demo-2", JobState.CANCELLED)
+    assert any("(demo-2) cancelled" in text for text in site.warned)
 
 
 async def test_no_start_is_expected_of_a_pending_job_that_was_cancelled(tmp_path: Path) -> None:

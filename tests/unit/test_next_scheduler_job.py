@@ -286,6 +286,9 @@ async def test_another_program_cancels_all_but_one_of_the_jobs_that_would_follow
     assert live(other) == ["demo-scheduler", "demo-0", "demo-scheduler2"]
     wanted = [one.name for one in site.directory.submits() if one.kind == "scheduler" and not one.unwanted]
     assert wanted == ["demo-scheduler", "demo-scheduler2"], "the others end as soon as they read the journal"
+    site.queue.submit(tmp_path, job_name="demo-scheduler4")
+    await other.passes(20)
+    assert live(other) == ["demo-scheduler", "demo-0", "demo-scheduler2"], "also one that comes into the queue later"
 
 
 @pytest.mark.parametrize("inside", [False, True])
