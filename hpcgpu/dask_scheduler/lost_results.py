@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 
-async def lose(scheduler: Scheduler, leaving: Set[WorkerState], why: str) -> None:
+async def lose(scheduler: Scheduler, workers: Set[WorkerState], why: str) -> None:
     """Remove workers, and report to clients which results are lost.
 
     The futures of results that Dask can compute again raise `ClusterError`; ``client.retry`` computes them again.
@@ -29,15 +29,15 @@ async def lose(scheduler: Scheduler, leaving: Set[WorkerState], why: str) -> Non
     Parameters
     ----------
     scheduler : distributed.Scheduler
-    leaving : set of WorkerState
+    workers : set of WorkerState
     why : str
     """
     stimulus = f"hpcgpu-lose-{time.time()}"
-    lost = {ts for ws in leaving for ts in ws.has_what if set(ts.who_has or ()) <= leaving}
+    lost = {ts for ws in workers for ts in ws.has_what if set(ts.who_has or ()) <= workers}
     data = {ts for ts in lost if not ts.run_spec}
     losers = {client for ts in lost for client in ts.who_wants or ()}
     _cancel(scheduler, data | _tasks_that_need(data), f"{why}. It was sent to the workers: send it again", stimulus)
-    for ws in leaving:
+    for ws in workers:
         await scheduler.remove_worker(ws.address, stimulus_id=stimulus, expected=True, close=True)
     error = ClusterError(f"{why}. Then client.retry(futures) computes it again")
     for ts in {ts for client in losers for ts in client.wants_what or ()}:

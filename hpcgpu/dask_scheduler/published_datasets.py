@@ -128,7 +128,7 @@ class PublishedDatasets:
                 if dataset.name not in published:
                     self._saved.pop(dataset.name, None)
                     saved_datasets.forget(self.directory, dataset.name)
-            self._problems = {name: told for name, told in self._problems.items() if name in published}
+            self._problems = {name: why for name, why in self._problems.items() if name in published}
             for name in sorted(published):
                 keys, problem = frozenset[Hashable](), ""
                 try:

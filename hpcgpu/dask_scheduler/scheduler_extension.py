@@ -382,8 +382,8 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
     async def lose(self, names: Iterable[str], why: str) -> None:
         """Remove workers; futures of results that only they had do not wait, but raise an error with the reason."""
         wanted = set(names)
-        leaving = {ws for ws in self.scheduler.workers.values() if str(ws.name) in wanted}
-        await lost_results.lose(self.scheduler, leaving, why)
+        workers = {ws for ws in self.scheduler.workers.values() if str(ws.name) in wanted}
+        await lost_results.lose(self.scheduler, workers, why)
 
     # Results for clients without a GPU
 

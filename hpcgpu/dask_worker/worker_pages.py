@@ -34,7 +34,7 @@ def add_when_requested(worker: Worker) -> None:
     Parameters
     ----------
     worker : distributed.Worker
-        Nothing is added unless the variable of its job says so, and its HTTP server is a `ServerWithToken`.
+        Nothing is added unless the variable of its job requests it, and its HTTP server is a `ServerWithToken`.
     """
     prefix = os.environ.get(WORKER_PAGES)
     if prefix is not None and isinstance(worker.http_server, ServerWithToken):

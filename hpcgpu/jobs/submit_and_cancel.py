@@ -137,7 +137,7 @@ class Dispatcher:
         self.monitor.watch(job_id, name, now=submitted)
 
     def adopt_ended(self, submit: Submit) -> None:
-        """Take over a job that has ended, as the journal says."""
+        """Take over a job that has ended, as the journal reports."""
         assert submit.job_id is not None
         how = submit.how or End(state=JobState.UNKNOWN.value)
         state = state_named(how.state)

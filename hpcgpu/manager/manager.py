@@ -290,7 +290,7 @@ class Manager:
                     return
         restarts = self.reconciler.restarts
         if restarts is not None and self.state.phase.restarting:  # Dask's client waits here before it connects
-            await self._show_start(asyncio.ensure_future(restarts.over()))
+            await self._show_start(asyncio.ensure_future(restarts.wait_until_done()))
             self.check_usable()
             return
         try:

@@ -213,7 +213,7 @@ class Reconciler:
                 submit = await state.dispatcher.look_up(name)
             except (Superseded, NameLost):
                 raise
-            except (BatchError, OSError):  # the next poll looks again
+            except (BatchError, OSError):  # the next poll tries again
                 return
             if submit is not None:
                 self._looked_up(submit)

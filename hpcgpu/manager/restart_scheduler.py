@@ -237,10 +237,10 @@ class SchedulerRestarts:
         self._next_tries = self._next_tries.after_loss(accepted, now=state.now)
         if job is not None and job.name in state.registry.jobs:
             state.spawn(self._drop(job))
-        say = state.messages.warn if self._next_tries.refused == 1 else state.messages.log
+        report = state.messages.warn if self._next_tries.refused == 1 else state.messages.log
         which = f"scheduler job {job.name}" if job is not None else "a scheduler job"
         what = f"{which}, which should follow the present one of cluster {state.name}, does not come: {why}"
-        say(f"{what}\nhpcgpu submits another one")
+        report(f"{what}\nhpcgpu submits another one")
 
     async def _drop(self, job: SchedulerJob) -> None:
         """Let a job never become the scheduler's, also one that only counts as ended: the queue may be wrong.
@@ -264,11 +264,11 @@ class SchedulerRestarts:
             await asyncio.wait([self._submits])
         jobs, self.following, self._replaced = (self.following, self._replaced), None, None
         there = [job for job in jobs if job is not None and job.name in self.state.registry.jobs]
-        taken = min((job for job in there if not job.ended), key=lambda job: job.job_id is None, default=None)
+        chosen = min((job for job in there if not job.ended), key=lambda job: job.job_id is None, default=None)
         for job in there:
-            if job is not taken:
+            if job is not chosen:
                 await self._drop(job)
-        return taken
+        return chosen
 
     # When it has ended
 
@@ -365,7 +365,7 @@ class SchedulerRestarts:
         last = f". The last failure: {str(error) or repr(error)}" if error is not None else ""
         return not_restarted(self._report.replace(RESTARTED, CANCELLED), f"{why}{last}")
 
-    async def over(self) -> None:
+    async def wait_until_done(self) -> None:
         """Wait until the scheduler is not restarted any more."""
         while self.state.phase.restarting or self.tasks:
             await asyncio.sleep(_INTERVAL)

@@ -109,8 +109,8 @@ async def attach(state: ClusterState, new_job: Callable[[str], SchedulerJob]) ->
         The queue does not answer.
     """
     directory, dispatcher = state.dispatcher.directory, state.dispatcher
-    inside, after = state.ownership.in_scheduler_job, state.ownership.after
-    record = directory.take_over(program(in_scheduler_job=inside), in_scheduler_job=inside, after=after)
+    in_job, after = state.ownership.in_scheduler_job, state.ownership.after
+    record = directory.take_over(program(in_scheduler_job=in_job), in_scheduler_job=in_job, after=after)
     dispatcher.manager = record.number
     unanswered = without_id(directory)
     jobs: dict[str, Submit] = await in_thread(submitted, directory, dispatcher.batch)
@@ -190,7 +190,7 @@ def _gone_scheduler(directory: ClusterDirectory) -> Submit | None:
 
 
 def _attach_gone_scheduler(state: ClusterState, submit: Submit, job: SchedulerJob) -> SchedulerJob:
-    """Take over a scheduler job that has ended, as the journal says: another one may follow."""
+    """Take over a scheduler job that has ended, as the journal reports: another one may follow."""
     assert submit.job_id is not None
     state.dispatcher.adopt_ended(submit)
     job.record_id(submit.job_id)

@@ -31,7 +31,7 @@ from hpcgpu.store.managers import ManagerRecord
 
 #: Seconds that the process has to take the cluster over: it queries the queue first.
 _TIMEOUT = 120.0
-#: Seconds that the scheduler has to say who manages its cluster.
+#: Seconds that the scheduler has to report who manages its cluster.
 _ANSWER = 20.0
 #: Seconds for which a new manager of another machine may not be known to the scheduler.
 _FIRST_HEARTBEAT = 300.0
@@ -73,8 +73,8 @@ def on_login_node(directory: ClusterDirectory) -> str:
         if is_full(directory.logs):  # so that the log lacks the reason
             full = cannot_be_written(log, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
             raise ClusterError(f"no process can manage cluster {directory.path.name}: {full}")
-        said = printable(log.read_bytes()[before:].decode(errors="replace").strip(), 2000, lines=True)
-        raise ClusterError(f"the process that should manage cluster {directory.path.name} ended: {said}\nLog: {log}")
+        printed = printable(log.read_bytes()[before:].decode(errors="replace").strip(), 2000, lines=True)
+        raise ClusterError(f"the process that should manage cluster {directory.path.name} ended: {printed}\nLog: {log}")
     return (
         f"{directory.path.name}: {manager} manages it from now on, and writes to {log}. If this machine restarts, or "
         f"ends that process, run: hpcgpu manage {directory.in_shell}"

@@ -162,8 +162,8 @@ class _Standby:
             self._directory.begin_close(f"{gone}. It is not restarted, because {why}")
         if why:
             raise LaunchError(f"no scheduler is started: {why}. This job ends")
-        if state is None and not self._present.said:
-            self._present.said = True
+        if state is None and not self._present.reported:
+            self._present.reported = True
             which = f"cluster {self._directory.path.name} has a scheduler in job {submit.job_id}"
             print(f"hpcgpu: {which}. This job waits: {STANDBY}", file=sys.stderr, flush=True)
             importlib.import_module("distributed.scheduler")  # takes long on a busy filesystem
@@ -209,7 +209,7 @@ class _Present:
         self, submit: Submit, contact: Contact | None, directory: ClusterDirectory, batch: BatchSystem
     ) -> None:
         self.submit, self.contact = submit, contact
-        self.said = False
+        self.reported = False
         self._directory, self._batch = directory, batch
         self._watch = SchedulerWatch(directory, batch, Cadence(_PROBE), job_id=submit.job_id or "")
         self._probe_at = 0.0

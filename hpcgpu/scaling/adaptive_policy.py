@@ -207,8 +207,8 @@ def _adapted(group: _Group, wish: int, why: str, seen: Hysteresis) -> Decision:
 
 def _submission(group: _Group, wish: int, why: str, submit: int, why_not: str) -> Decision:
     """Return the decision to submit this number of jobs, or the reason to submit none."""
-    leaving = len(group.staying) - len(group.lasting)
-    reason = f"{why}; {group.existing}" + (f", {leaving} to be replaced" if leaving else "")
+    ending = len(group.staying) - len(group.lasting)
+    reason = f"{why}; {group.existing}" + (f", {ending} to be replaced" if ending else "")
     return Decision(target=wish, submit=submit, reason=f"{reason}; {f'submitting {submit}' if submit else why_not}")
 
 

@@ -122,7 +122,7 @@ class Failures:
     _same_loss_until: float = 0.0
 
     def job_ended(self, outcome: Outcome, node: str, *, now: float, words: str = "") -> None:
-        """Record a job that ended without being drained; `words` say what happened to it."""
+        """Record a job that ended without being drained; `words` report what happened to it."""
         self.full = ""
         if outcome in {Outcome.NODE_FAIL, Outcome.NEVER_CONNECTED} and node:
             self._exclude(node, now)

@@ -103,7 +103,7 @@ class Tries:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownScheduler:
-    """A scheduler job that has not ended, as far as the journal says.
+    """A scheduler job that has not ended, as far as the journal reports.
 
     Attributes
     ----------
@@ -183,7 +183,7 @@ class ObservedScheduler:
     Attributes
     ----------
     status : JobStatus or None
-        What the queue says of its job; None if it has none.
+        What the queue reports of its job; None if it has none.
     reached : bool
         Whether this program has reached it.
     gone : bool
@@ -252,7 +252,7 @@ class SubmitNext:
 
 @dataclass(frozen=True)
 class DropNext:
-    """Cancel the job that should follow; `why` says why it cannot, and is empty if none follows."""
+    """Cancel the job that should follow; `why` is the reason, and empty if none follows."""
 
     why: str = ""
 
@@ -274,7 +274,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class Lose:
-    """Let the cluster end with its scheduler; `why` says why no other one follows."""
+    """Let the cluster end with its scheduler; `why` is the reason why no other one follows."""
 
     why: str = ""
 

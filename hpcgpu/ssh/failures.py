@@ -91,32 +91,32 @@ def failure(host: str, code: int, errors: str, greeting: str, to_log_in: str = "
         What a person does so that ssh asks nothing here.
     """
     words = _last_lines(errors)
-    said = f". In its own words: {words}" if words else ""
+    quoted = f". In its own words: {words}" if words else ""
     if code == _SSH_FAILED:
         for pattern, what, advice in _KNOWN:
             if re.search(pattern, errors):
                 shell = shlex.quote(host)
                 hint = advice.format(shell=shell, log_in=to_log_in or f"Log in once with `ssh {shell}`")
-                return f"ssh to {host} fails: {what}{said}. {hint}"
-        return f"ssh to {host} fails{said or ', without a reason'}. `ssh -v {shlex.quote(host)}` says more"
+                return f"ssh to {host} fails: {what}{quoted}. {hint}"
+        return f"ssh to {host} fails{quoted or ', without a reason'}. `ssh -v {shlex.quote(host)}` says more"
     if _TOO_OLD.search(errors):
         return (
-            f"{host} has an hpcgpu that is too old to be used by ssh{said}. To install the version of this machine "
+            f"{host} has an hpcgpu that is too old to be used by ssh{quoted}. To install the version of this machine "
             f"there, run: hpcgpu install --host {shlex.quote(host)}"
         )
     if "/dev/tty" in errors:
         return (
-            f"{host} does not run hpcgpu: it asks something on the terminal for each command{said}. Ask the site for a "
-            "way to log in that asks once, such as keyboard-interactive"
+            f"{host} does not run hpcgpu: it asks something on the terminal for each command{quoted}. Ask the site for "
+            "a way to log in that asks once, such as keyboard-interactive"
         )
     if code in (_NOT_FOUND, _NOT_EXECUTABLE) or _MISSING.search(errors):
         return (
-            f"hpcgpu is not found on {host}{said}. To install it there, run: hpcgpu install --host "
+            f"hpcgpu is not found on {host}{quoted}. To install it there, run: hpcgpu install --host "
             f"{shlex.quote(host)}. If it is installed in an environment there, give the path of its Python: "
             "hpcgpu install --host ... --python PATH"
         )
     return (
-        f"{host} does not run hpcgpu: the remote command ended with exit code {code}{said}{_printed(greeting)}. A "
+        f"{host} does not run hpcgpu: the remote command ended with exit code {code}{quoted}{_printed(greeting)}. A "
         "shell that is restricted to certain commands, or a start-up file that ends the shell, can be the cause"
     )
 
@@ -138,9 +138,9 @@ def endless(host: str, greeting: str) -> str:
 def late(host: str, seconds: float, errors: str, greeting: str) -> str:
     """Return what is reported of a host that does not answer in time."""
     words = _last_lines(errors)
-    said = f". In its own words: {words}" if words else ""
+    quoted = f". In its own words: {words}" if words else ""
     return (
-        f"{host} did not answer within {seconds:g} s{said}{_printed(greeting)}. A start-up file of the shell there "
+        f"{host} did not answer within {seconds:g} s{quoted}{_printed(greeting)}. A start-up file of the shell there "
         "that waits for input, or a login node with too much load, can be the cause"
     )
 

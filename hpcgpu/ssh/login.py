@@ -288,7 +288,7 @@ class Login:
             The error of the command, of the same class.
         """
         left, broken = _TRIED_FOR, 0
-        said: HostError
+        latest: HostError
         printed = ""
         try:
             while True:
@@ -296,18 +296,18 @@ class Login:
                 try:
                     return self.call(arguments, **more)
                 except BrokenConnection as error:
-                    left, said, broken = _TRIED_FOR, error, broken + 1
+                    left, latest, broken = _TRIED_FOR, error, broken + 1
                     if not self._reached and broken == _MOST_BROKEN:
                         raise
                 except HostError as error:
-                    left, said = left - min(time.monotonic() - began + _PAUSE, _LONGEST), error
+                    left, latest = left - min(time.monotonic() - began + _PAUSE, _LONGEST), error
                     if not (self._reached or broken):
                         raise
                     if left < 0:
                         raise HostError(f"{error}. {self._may_go_on}" if broken else str(error)) from error
-                if str(said) != printed:
-                    print(f"hpcgpu: {printable(str(said))}. It is tried again", file=sys.stderr)
-                printed = str(said)
+                if str(latest) != printed:
+                    print(f"hpcgpu: {printable(str(latest))}. It is tried again", file=sys.stderr)
+                printed = str(latest)
                 time.sleep(_PAUSE)
         except KeyboardInterrupt:
             if broken:

@@ -181,8 +181,8 @@ class Tunnel:
                 while beginning.far_side is None:
                     if not (piece := await process.stdout.read(4096)):
                         code = await process.wait()
-                        said = failure(self.login.host, code, await words, beginning.greeting, self.login.to_log_in)
-                        raise HostError(said)
+                        why = failure(self.login.host, code, await words, beginning.greeting, self.login.to_log_in)
+                        raise HostError(why)
                     rest = beginning.feed(piece)
                 check_version(self.login.host, beginning.far_side)
                 if node not in ("", beginning.far_side.node):

@@ -23,7 +23,7 @@ from hpcgpu.store.atomic_files import Files
 #: scheduler answers with what has changed since its last answer. 4: a manager reports its worker groups with its
 #: heartbeats. 5: the load of a worker has its calls. 6: the proof of a dashboard signs the address that was reached. 7:
 #: the user's wishes for the worker groups are in ``wanted.json``, and a request to the manager is a command. 8:
-#: ``wanted.json`` also says whether the cluster is detached. 9: the load has the sets of workers that programs request.
+#: ``wanted.json`` also has whether the cluster is detached. 9: the load has the sets of workers that programs request.
 #: 10: the load of a worker has whether a program holds it, and a drain waits for the answer of ``hpcgpu_will_leave``.
 #: 11: a client that goes on with the next scheduler keeps results by ``hpcgpu_keep``.
 #: 12: a worker that is given to a program has the calls that still run on it. 13: ``wanted.json`` has another word for

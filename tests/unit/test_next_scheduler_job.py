@@ -70,7 +70,7 @@ async def takes_over(site: Site) -> None:
         Contact(token=site.directory.token(), job_id=job.job_id, workers="ucx://t", client="tls://t")
     )
     assert site.reconciler.restarts is not None
-    await asyncio.wait_for(site.reconciler.restarts.over(), 30)
+    await asyncio.wait_for(site.reconciler.restarts.wait_until_done(), 30)
     assert not site.state.phase.restarting and site.state.scheduler is job
 
 
