@@ -196,7 +196,11 @@ def _leave(cluster: GPUCluster) -> None:
     from hpcgpu.existing_clusters.unsubmitted_jobs import unfinished
 
     if not (rest := unfinished(cluster.directory, now=time.time(), left=True)):
-        cluster.detach()
+        try:
+            cluster.detach()
+        except ClusterError:
+            cluster.close()  # if the start has failed just now, its jobs are being cancelled: wait for that
+            raise
         return
     directory, lease = cluster.directory, cluster.options.cluster.lease
     cluster.sync(cluster.manager.close, release=False)

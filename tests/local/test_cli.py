@@ -21,9 +21,11 @@ from fake_pbs import Site
 
 from hpcgpu import LocalGPUCluster, connect
 from hpcgpu.batch.local.queue import LocalQueue
+from hpcgpu.cli import start_and_run
 from hpcgpu.cluster.dask_ctl import discover
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.dask_scheduler.keep_manager_running import LOG
+from hpcgpu.errors import ClusterError
 from hpcgpu.orders import manager_in_scheduler_job
 from hpcgpu.scaling.policy_data import Limits
 from hpcgpu.scaling.wanted_state import Adapt
@@ -169,6 +171,21 @@ def test_an_interrupted_start_leaves_no_job(
     assert program.returncode == 130 and "the start of never was interrupted, and its jobs are cancelled" in words
     assert live(queue) == [blocker]
     queue.cancel([blocker])
+
+
+def test_a_start_that_fails_while_it_leaves_its_cluster_leaves_no_job(
+    queue: LocalQueue, home: Path, until: Until
+) -> None:
+    slow = ["trap '' TERM", f"until [ -e {home}/never ]; do sleep 0.1; done"]  # its end takes longer than the command
+    fails = {"job_script_prologue": [f"until [ -e {home}/fail ]; do sleep 0.1; done", "exit 3"]}
+    options: dict[str, Any] = {**CPU, "job_script_prologue": slow, "scheduler": fails, "shutdown_on_close": False}
+    cluster = LocalGPUCluster(name="fails", jobs=1, wait=False, **options)
+    with told(r"Cluster failed to start: scheduler job \w+ \(fails-scheduler\) failed"):
+        (home / "fail").touch()
+        until(lambda: cluster.manager.state.phase.lost, "it fails")
+        with pytest.raises(ClusterError, match="fails-scheduler"):
+            start_and_run._leave(cluster)
+    assert live(queue) == []
 
 
 def test_a_start_under_nohup_goes_on_when_its_terminal_is_closed(
