@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
@@ -26,6 +25,7 @@ from hpcgpu.display.progress import Progress
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import ClusterError, OptionError
 from hpcgpu.options import values
+from hpcgpu.posix.standard_streams import tell
 
 _T = TypeVar("_T")
 
@@ -305,7 +305,7 @@ class Hold:
 
     async def _show_first_end(self) -> None:
         if not self.quiet and (ends := await self._workers.first_end(*self._needs)):
-            print(f"hpcgpu: {counted(len(self._workers), 'worker')} held; {ends}", file=sys.stderr)
+            tell(f"{counted(len(self._workers), 'worker')} held; {ends}")
 
     def _held_around(self) -> list[HeldWorker]:
         """Return the workers that the blocks around this one hold: they are free only after this block has ended."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from tornado.web import Application, RequestHandler
 
 from hpcgpu.dask_scheduler import gpu_dashboard_page
 from hpcgpu.dask_scheduler.rpc_types import GPUState
+from hpcgpu.posix.standard_streams import tell
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime import dashboard_access
 
@@ -76,7 +76,7 @@ async def _add(scheduler: Scheduler, gpus: Callable[[], list[GPUState]], cluster
     try:
         gpu_dashboard_page.add(scheduler, gpus, cluster)
     except Exception as error:  # an unknown release of Dask or Bokeh: the cluster works without the page
-        print(f"hpcgpu: the dashboard has no page /hpcgpu: {error!r}", file=sys.stderr, flush=True)
+        tell(f"the dashboard has no page /hpcgpu: {error!r}")
 
 
 class _NoDashboard(RequestHandler):

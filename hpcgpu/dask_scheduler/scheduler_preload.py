@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from hpcgpu.dask_scheduler.published_datasets import PublishedDatasets
 from hpcgpu.dask_scheduler.scheduler_extension import Extension, install
 from hpcgpu.errors import LaunchError
 from hpcgpu.posix.full_disk import cannot_be_written
+from hpcgpu.posix.standard_streams import tell
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime import credentials_of_job
 from hpcgpu.runtime.job_identity import job_identity
@@ -97,7 +97,7 @@ def _ending_if_it_fails(directory: ClusterDirectory) -> Iterator[None]:
         if not isinstance(error, LaunchError):
             traceback.print_exc()
             error = LaunchError(f"the scheduler of cluster {directory.path.name} cannot start: {error!r}")
-        print(f"hpcgpu: {error}", file=sys.stderr, flush=True)
+        tell(error)
         os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import site
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dask import config
 
+from hpcgpu.posix.standard_streams import tell
 from hpcgpu.runtime.forkserver import METHOD, NANNY_PRELOAD_VARIABLE
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def dask_setup(nanny: Nanny) -> None:
         handed.update(own)
         if config.get(METHOD) == "forkserver" and (why := _why_spawn(installed)):
             config.set({METHOD: "spawn"})
-            print(f"hpcgpu: workers are spawned from now on: {why}", file=sys.stderr, flush=True)
+            tell(f"workers are spawned from now on: {why}")
         return await instantiate()
 
     nanny.instantiate = refresh_and_instantiate

@@ -51,3 +51,8 @@ def _dropping(stream: TextIO) -> TextIO:
         errors=stream.errors,
         line_buffering=stream.line_buffering or stream.write_through,
     )
+
+
+def tell(text: object) -> None:
+    """Write a line that says that it is hpcgpu's: to the user, or into the log of a job."""
+    print(f"hpcgpu: {text}", file=sys.stderr, flush=True)

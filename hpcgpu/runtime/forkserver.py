@@ -34,6 +34,7 @@ from typing import Any, NoReturn
 
 from hpcgpu.errors import NotTrusted
 from hpcgpu.posix.ownership import check_parent
+from hpcgpu.posix.standard_streams import tell
 from hpcgpu.runtime import preemption, scratch
 
 METHOD = "distributed.worker.multiprocessing-method"
@@ -388,4 +389,4 @@ def finish(fork_server: NodeForkServer | None, command: Sequence[str], *, gpus: 
 
 
 def _log(why: str) -> None:
-    print(f"hpcgpu: workers are spawned, and each imports its modules itself: {why}", file=sys.stderr, flush=True)
+    tell(f"workers are spawned, and each imports its modules itself: {why}")

@@ -16,15 +16,17 @@ import argparse
 import contextlib
 import faulthandler
 import functools
+import gc
 import importlib
 import os
 import shlex
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hpcgpu.batch import batch_system
@@ -33,19 +35,19 @@ from hpcgpu.batch.cuda_visible_devices import VARIABLE
 from hpcgpu.errors import Damaged, HpcgpuError, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric.node_gpus import gpus_on_node, whole_uuids
 from hpcgpu.posix import standard_streams, variables_of_this_process
-from hpcgpu.posix.long_imports import long_imports
+from hpcgpu.posix.ownership import weaknesses
+from hpcgpu.posix.standard_streams import tell
 from hpcgpu.runtime import dask_signals, forkserver, next_scheduler, preemption, stage, standby_scheduler
 from hpcgpu.runtime.complete_dask_commands import scheduler_command, worker_command, worker_program
 from hpcgpu.runtime.credentials_of_job import exit_code, remove_secrets
-from hpcgpu.runtime.end_without_directory import watch_directory
 from hpcgpu.runtime.gpus_of_job import visible_gpus
-from hpcgpu.runtime.import_from_working_directory import import_from_working_directory
 from hpcgpu.runtime.job_identity import remember
 from hpcgpu.runtime.run_dask import run_dask
 from hpcgpu.runtime.scheduler_connection import check_alone
 from hpcgpu.runtime.scratch import temporary_place
-from hpcgpu.store import certificates_and_keys, removed_directory
+from hpcgpu.store import certificates_and_keys
 from hpcgpu.store.directory import ClusterDirectory
+from hpcgpu.store.removed_directory import RemovalWatch, missing
 
 #: Dask's program of the scheduler.
 _SCHEDULER = "distributed.cli.dask_scheduler"
@@ -62,26 +64,18 @@ def main(argv: Sequence[str]) -> None:
     try:
         command, place = prepare(arguments, at_end)
     except (LaunchError, NotTrusted, Damaged, OtherFormat) as error:
-        print(f"hpcgpu: {error}", file=sys.stderr, flush=True)
+        tell(error)
         if arguments.kind == "scheduler" and arguments.restarts:
             _record_failure(arguments)
         sys.exit(1)
-    print(
-        f"hpcgpu: on {socket.gethostname()}, {VARIABLE}={os.environ.get(VARIABLE, 'unset')}: {shlex.join(command)}",
-        file=sys.stderr,
-        flush=True,
-    )
+    tell(f"on {socket.gethostname()}, {VARIABLE}={os.environ.get(VARIABLE, 'unset')}: {shlex.join(command)}")
     try:
         run_dask(command, place, at_end, functools.partial(_afterwards, arguments, environment, command))
     except Exception:  # Dask does not name a missing file
-        if not removed_directory.missing(arguments.directory):
+        if not missing(arguments.directory):
             raise
         traceback.print_exc()
-        print(
-            f"hpcgpu: the cluster directory {arguments.directory} is missing: was it removed? This job ends",
-            file=sys.stderr,
-            flush=True,
-        )
+        tell(f"the cluster directory {arguments.directory} is missing: was it removed? This job ends")
         sys.exit(1)
 
 
@@ -148,6 +142,22 @@ def _afterwards(arguments: argparse.Namespace, environment: Mapping[str, str], c
     return exit_code() if arguments.restarts else 0
 
 
+def watch_directory(directory: ClusterDirectory) -> None:
+    """End this job if its cluster directory is removed: nobody can find, use or stop its cluster any more.
+
+    A daemon thread watches it: a filesystem call may hang for a long time.
+    """
+    gone = RemovalWatch(directory, directory.token())
+    threading.Thread(target=_watch, args=(gone,), name="hpcgpu-directory", daemon=True).start()
+
+
+def _watch(gone: RemovalWatch) -> None:
+    while not (why := gone.check(now=time.monotonic())):
+        time.sleep(gone.interval)
+    tell(f"nobody can reach cluster {gone.directory.path.name} any more, because {why}. This job ends")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def open_directory(path: Path) -> ClusterDirectory:
     """Return the cluster directory if the cluster lives and its credentials are valid."""
     if not (path / "cluster.json").exists():
@@ -183,6 +193,36 @@ def configure(directory: ClusterDirectory) -> None:
     """Set the environment from which Dask and our preloads read about the cluster."""
     os.environ["HPCGPU_CLUSTER_DIRECTORY"] = str(directory.path)
     os.environ.update(certificates_and_keys.environment(directory))
+
+
+def import_from_working_directory() -> None:
+    """Let tasks import modules from the submit directory, unless others can write there.
+
+    Dask's own command allows this too.
+
+    The job script starts Python with ``-P``. Without it, Python would search there first, also for its own modules.
+    """
+    with contextlib.suppress(OSError):
+        place = Path.cwd()
+        found = [weakness for weakness in weaknesses(place, group_may_write=True) if not weakness.by_group]
+        if found:
+            tell(f"tasks cannot import modules from {place}: {found[0].why}")
+        elif sys.flags.safe_path:
+            sys.path.append(str(place))
+
+
+@contextlib.contextmanager
+def long_imports() -> Iterator[None]:
+    """Import Dask in a process of a job: imports leave no garbage, and the search for it takes a tenth of their time.
+
+    What is there afterwards counts as permanent: no later search visits it.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def require_dashboard_token() -> None:
