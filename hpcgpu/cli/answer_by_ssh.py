@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcgpu.cli.cluster_name import cluster_name
+from hpcgpu.cli.names import cluster_directory
 from hpcgpu.cli.printing import echo
+from hpcgpu.store.directory import ClusterDirectory
 
 if TYPE_CHECKING:
     from hpcgpu.existing_clusters.snapshot import Observer
@@ -25,20 +26,20 @@ _UNASKED = 60.0
 
 
 @click.command(hidden=True)
-@cluster_name
+@cluster_directory
 @click.option("--wait", is_flag=True, help="Wait for the scheduler.")
 @click.option("--timeout", type=float, help="Seconds to wait at most.")
 @click.option("--no-keys", is_flag=True, help="Without the keys.")
 @click.option("--after", metavar="JOB", help="The scheduler that follows this scheduler job; wait for it.")
 @click.option("--why", is_flag=True, help="With --after: do not wait, and say why the job has ended.")
-def contact(name: str, wait: bool, timeout: float | None, no_keys: bool, after: str | None, why: bool) -> None:
+def contact(
+    directory: ClusterDirectory, wait: bool, timeout: float | None, no_keys: bool, after: str | None, why: bool
+) -> None:
     """Print the address and the keys of a scheduler, for a program on another machine that asks by ssh."""
     from hpcgpu.client.contact_for_ssh import next_scheduler_of, scheduler_of
-    from hpcgpu.existing_clusters.lookup import locate
 
     if sys.stdout.isatty() and not no_keys:
         raise click.UsageError("the keys are not printed on a terminal")
-    directory = locate(name)
     if after is not None:
         found = asdict(next_scheduler_of(directory, after, wait=not why))
     else:
@@ -47,38 +48,34 @@ def contact(name: str, wait: bool, timeout: float | None, no_keys: bool, after: 
 
 
 @click.command(hidden=True)
-@cluster_name
+@cluster_directory
 @click.option("--config", type=click.Path(path_type=Path), required=True)
-def order(name: str, config: Path) -> None:
+def order(directory: ClusterDirectory, config: Path) -> None:
     """Change the size of a cluster, or its worker groups."""
-    from hpcgpu.existing_clusters.lookup import locate
     from hpcgpu.orders import change_size
 
     given: dict[str, Any] = json.loads(config.read_text())
-    command, directory = given.pop("command"), locate(name)
     commands: dict[str, Callable[..., str | None]] = {
         "scale": change_size.scale,
         "adapt": change_size.adapt,
         "add_worker_group": change_size.add_worker_group,
         "delete_worker_group": change_size.delete_worker_group,
     }
-    if text := commands[command](directory, **given):
+    if text := commands[given.pop("command")](directory, **given):
         echo(text)
 
 
 @click.command("wait-for-workers", hidden=True)
-@cluster_name
+@cluster_directory
 @click.option("--n-workers", type=int)
 @click.option("--timeout", type=float)
-def wait_for_workers(name: str, n_workers: int | None, timeout: float | None) -> None:
+def wait_for_workers(directory: ClusterDirectory, n_workers: int | None, timeout: float | None) -> None:
     """Wait for the workers of a cluster."""
     from hpcgpu.display.progress import Progress, waiting_for
     from hpcgpu.errors import ClusterError
-    from hpcgpu.existing_clusters.lookup import locate
     from hpcgpu.existing_clusters.snapshot import Observer
     from hpcgpu.store import saved_options
 
-    directory = locate(name)
     observer, options, began = Observer(directory), saved_options.read(directory), time.monotonic()
     with Progress(False) as progress:
         while True:

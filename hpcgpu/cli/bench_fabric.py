@@ -7,7 +7,7 @@ from typing import cast
 
 import click
 
-from hpcgpu.cli.cluster_name import cluster_name
+from hpcgpu.cli.names import cluster_name
 from hpcgpu.cli.printing import json_option, show_json, width
 from hpcgpu.display.counts_and_durations import counted
 

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgpu.cli.cluster_name import cluster_name
 from hpcgpu.cli.host_option import Forwarded
+from hpcgpu.cli.names import cluster_directory
 from hpcgpu.cli.printing import echo
+from hpcgpu.store.directory import ClusterDirectory
 
 if TYPE_CHECKING:
     from hpcgpu.client.dashboard_forwarding import DashboardEndpoint
-    from hpcgpu.store.directory import ClusterDirectory
 
 
 @click.command(cls=Forwarded)
-@cluster_name
+@cluster_directory
 @click.option("--forward", is_flag=True, help="Forward a port of this machine to the dashboard, until Ctrl-C.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="With --forward: the port. Default: the dashboard's, or any."
 )
-def dashboard(name: str, forward: bool, port: int | None) -> None:
+def dashboard(directory: ClusterDirectory, forward: bool, port: int | None) -> None:
     """Print the link to a cluster's dashboard, with its token.
 
     Anyone with the link can read the dashboard until the cluster ends. The link is printed only after the dashboard
@@ -40,12 +40,10 @@ def dashboard(name: str, forward: bool, port: int | None) -> None:
     import asyncio
 
     from hpcgpu.client.dashboard_forwarding import listening, ssh_command
-    from hpcgpu.existing_clusters.lookup import locate
     from hpcgpu.runtime.dashboard_access import link_with_token
 
     if port is not None and not forward:
         raise click.UsageError("--port needs --forward")
-    directory = locate(name)
     contact = directory.contact()
     there = asyncio.run(listening(directory, contact))
     if forward:

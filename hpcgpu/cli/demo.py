@@ -15,7 +15,7 @@ from rich.console import Console
 
 from hpcgpu.batch import system_registry
 from hpcgpu.batch.detect import detect
-from hpcgpu.cli.system_name import AUTO
+from hpcgpu.cli.names import AUTO
 from hpcgpu.display.counts_and_durations import listed
 from hpcgpu.errors import BatchError
 from hpcgpu.fabric.node_gpus import gpus_on_node

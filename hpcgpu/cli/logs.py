@@ -7,16 +7,17 @@ import time
 
 import click
 
-from hpcgpu.cli.cluster_name import cluster_name
 from hpcgpu.cli.host_option import Forwarded
+from hpcgpu.cli.names import cluster_directory
 from hpcgpu.posix.printable import printable
+from hpcgpu.store.directory import ClusterDirectory
 
 
 @click.command(cls=Forwarded)
-@cluster_name
+@cluster_directory
 @click.option("--job", help="Id or name of one job.")
 @click.option("--follow", "-f", is_flag=True, help="Print new output until all jobs have ended.")
-def logs(name: str, job: str | None, follow: bool) -> None:
+def logs(directory: ClusterDirectory, job: str | None, follow: bool) -> None:
     """Print the logs of a cluster's jobs, also of jobs that have ended.
 
     On a terminal, control characters are shown as text, such as \\x1b. In a file or a pipe the logs are unchanged.
@@ -26,9 +27,8 @@ def logs(name: str, job: str | None, follow: bool) -> None:
               hpcgpu logs demo --job 4711 --follow
     """
     from hpcgpu.existing_clusters.logs import Reader
-    from hpcgpu.existing_clusters.lookup import locate
 
-    reader = Reader(locate(name), job)
+    reader = Reader(directory, job)
     ended = not follow
     while True:
         for heading, text in reader.new_output():

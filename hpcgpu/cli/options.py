@@ -19,7 +19,7 @@ import click
 
 from hpcgpu.cli.config_file import arguments_of
 from hpcgpu.cli.host_option import Forwarded
-from hpcgpu.cli.system_name import AUTO, SystemName
+from hpcgpu.cli.names import AUTO, SystemName
 
 #: Options that the commands set themselves.
 _FIXED = ("name", "shutdown_on_close")

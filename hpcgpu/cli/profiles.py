@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hpcgpu.cli.names import AUTO, SystemName
 from hpcgpu.cli.printing import json_option, show, show_json
-from hpcgpu.cli.system_name import AUTO, SystemName
 from hpcgpu.display.counts_and_durations import counted
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from hpcgpu.cli.names import SystemName
 from hpcgpu.cli.options import ClusterCommand, cluster_options
-from hpcgpu.cli.system_name import SystemName
 
 
 @click.command(cls=ClusterCommand)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 import click
 
-from hpcgpu.cli.cluster_name import cluster_name
 from hpcgpu.cli.host_option import Forwarded
+from hpcgpu.cli.names import cluster_directory
 from hpcgpu.cli.printing import echo, json_option, person_waits, show_jobs, show_json
+from hpcgpu.store.directory import ClusterDirectory
 
 
 @click.command(cls=Forwarded)
-@cluster_name
+@cluster_directory
 @click.option("--jobs", type=click.IntRange(min=0), required=True, help="Number of worker jobs.")
 @click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
 @json_option
-def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
+def scale(directory: ClusterDirectory, jobs: int, worker_group: str, as_json: bool) -> None:
     """Set the number of worker jobs of a cluster. Ends adaptive scaling, and a pause after failures. A program that
     manages the cluster makes the change, and continues to manage the cluster.
 
@@ -26,19 +26,17 @@ def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
     \b
     Example: hpcgpu scale demo --jobs 4
     """
-    from hpcgpu.existing_clusters.lookup import locate
     from hpcgpu.orders.change_size import scale_and_wait
 
-    directory = locate(name)
     table = scale_and_wait(directory, jobs=jobs, worker_group=worker_group)
     if as_json:
         show_json(table)
     else:
-        show_jobs(table, how=f"hpcgpu status {shlex.quote(name)} --all")
+        show_jobs(table, how=f"hpcgpu status {directory.in_shell} --all")
 
 
 @click.command(cls=Forwarded)
-@cluster_name
+@cluster_directory
 @click.option(
     "--minimum-jobs", type=click.IntRange(min=0), default=0, show_default=True, help="Minimum number of worker jobs."
 )
@@ -51,7 +49,7 @@ def scale(name: str, jobs: int, worker_group: str, as_json: bool) -> None:
     "other worker can hold are lost.",
 )
 @click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
-def adapt(name: str, worker_group: str, **limits: Any) -> None:
+def adapt(directory: ClusterDirectory, worker_group: str, **limits: Any) -> None:
     """Scale a cluster by its work, between two limits. If a program manages the cluster, it scales the cluster from
     now on. If not, the scheduler job scales it, and no program of yours needs to run. If compute nodes of the site
     cannot submit jobs, a process on this machine scales it, as with `hpcgpu manage`.
@@ -62,34 +60,32 @@ def adapt(name: str, worker_group: str, **limits: Any) -> None:
     \b
     Example: hpcgpu adapt demo --minimum-jobs 1 --maximum-jobs 8
     """
-    from hpcgpu.existing_clusters.lookup import locate
     from hpcgpu.orders.change_size import adapt as request
 
     given = {key: value for key, value in limits.items() if value is not None}
     given["interactive"] = person_waits()
-    echo(request(locate(name), worker_group=worker_group, **given))
+    echo(request(directory, worker_group=worker_group, **given))
 
 
 @click.command(cls=Forwarded)
-@cluster_name
+@cluster_directory
 @click.option("--worker-group", default="default", show_default=True, help="Group of workers.")
-def resume(name: str, worker_group: str) -> None:
+def resume(directory: ClusterDirectory, worker_group: str) -> None:
     """Submit jobs again after a pause because of failures. The size of the group, or the limits of its adaptive
     scaling, stay as they are. Says so if there was no pause.
 
     \b
     Example: hpcgpu resume demo
     """
-    from hpcgpu.existing_clusters.lookup import locate
     from hpcgpu.orders.change_size import resume as request
 
-    if text := request(locate(name), worker_group=worker_group):
+    if text := request(directory, worker_group=worker_group):
         echo(text)
 
 
 @click.command(cls=Forwarded)
-@cluster_name
-def detach(name: str) -> None:
+@cluster_directory
+def detach(directory: ClusterDirectory) -> None:
     """Let a cluster continue after the program that manages it. That program goes on as before; neither its end nor
     its `close` ends the cluster any more.
 
@@ -98,16 +94,15 @@ def detach(name: str) -> None:
     \b
     Example: hpcgpu detach demo
     """
-    from hpcgpu.existing_clusters.lookup import locate
     from hpcgpu.orders.change_size import detach as request
 
-    echo(request(locate(name)))
+    echo(request(directory))
 
 
 @click.command(cls=Forwarded)
-@cluster_name
+@cluster_directory
 @click.option("--foreground", is_flag=True, help="Manage the cluster in this process, until it is interrupted.")
-def manage(name: str, foreground: bool) -> None:
+def manage(directory: ClusterDirectory, foreground: bool) -> None:
     """Manage a cluster from this machine, in the background, until it ends: scale it, replace its jobs, restart its
     scheduler, as you have requested.
 
@@ -118,10 +113,9 @@ def manage(name: str, foreground: bool) -> None:
     \b
     Example: hpcgpu manage demo
     """
-    from hpcgpu.existing_clusters.lookup import locate
     from hpcgpu.orders.manager_on_login_node import manage_here, on_login_node
 
     if foreground:
-        manage_here(locate(name))
+        manage_here(directory)
     else:
-        echo(on_login_node(locate(name)))
+        echo(on_login_node(directory))

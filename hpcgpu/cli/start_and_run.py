@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcgpu.cli.interrupts import handled, interruptible
+from hpcgpu.cli.names import AUTO
 from hpcgpu.cli.options import ClusterCommand, ForwardedClusterCommand, cluster_options, system_option
 from hpcgpu.cli.printing import echo, json_option, person_waits, show_jobs, show_json
-from hpcgpu.cli.system_name import AUTO
 from hpcgpu.display.counts_and_durations import counted
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgpu.cli.cluster_name import cluster_name
 from hpcgpu.cli.host_option import chosen_host, host_option, snapshot_by_ssh
+from hpcgpu.cli.names import cluster_name
 from hpcgpu.cli.printing import all_option, echo, json_option, show_jobs, show_json
 from hpcgpu.cli.stop import clusters_without_directory, what_is_left
 from hpcgpu.display.counts_and_durations import counted

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgpu.cli.cluster_name import ClusterName
 from hpcgpu.cli.host_option import Forwarded
+from hpcgpu.cli.names import ClusterName
 from hpcgpu.cli.printing import echo, warn_unanswered
 from hpcgpu.display.counts_and_durations import counted, listed
 from hpcgpu.store.directory import ClusterDirectory

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcgpu.cli.cluster_name import cluster_name
 from hpcgpu.cli.host_option import chosen_host, host_option, snapshot_by_ssh
+from hpcgpu.cli.names import cluster_name
 from hpcgpu.posix.printable import printable
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 
 from hpcgpu.batch import system_registry
 from hpcgpu.batch.system_registry import load, names, system, systems
-from hpcgpu.cli.system_name import SystemName
+from hpcgpu.cli.names import SystemName
 from hpcgpu.errors import ClusterWarning, OptionError
 
 

@@ -1,23 +1,47 @@
-"""The name of a batch system on the command line. The names are read when one is given, not for every command."""
+"""What the command line takes as the name of a cluster, or of a batch system. The names are read when one is given, not
+for every command.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-if TYPE_CHECKING:
-    _ParamType = click.ParamType[str]
-else:
-    _ParamType = click.ParamType  # before click 8.4 it has no type arguments
+from hpcgpu.store.directory import ClusterDirectory
 
-
-#: In place of a name: the system of this machine.
+#: In place of the name of a batch system: the system of this machine.
 AUTO = "auto"
 
 
-class SystemName(_ParamType):
+class ClusterName(click.ParamType[Any]):
+    """The name of a cluster, or the path of its directory; completed in the shell."""
+
+    name = "cluster"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from hpcgpu.configuration.resolve import cluster_directories
+        from hpcgpu.existing_clusters.lookup import directories
+
+        names = {one.path.name for root in cluster_directories() for one in directories(root)}
+        return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete) and "~" not in name]
+
+
+class _Located(ClusterName):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> ClusterDirectory:
+        """Return the directory of the cluster."""
+        from hpcgpu.existing_clusters.lookup import locate
+
+        return locate(value)
+
+
+cluster_name = click.argument("name", type=ClusterName())
+#: The command gets the directory of the cluster that is named.
+cluster_directory = click.argument("directory", metavar="NAME", type=_Located())
+
+
+class SystemName(click.ParamType[str]):
     """Name of a batch system that is installed.
 
     Parameters
