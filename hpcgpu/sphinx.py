@@ -27,7 +27,7 @@ from hpcgpu.batch import system_registry
 from hpcgpu.configuration.option_classes import option_classes
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.options import shared_options_and_defaults
-from hpcgpu.options.declare import added, names
+from hpcgpu.options.declare import added, flag_of, names
 from hpcgpu.options.documentation import kind_of
 from hpcgpu.scripts.render import render
 
@@ -63,7 +63,7 @@ class Options(SphinxDirective):
             if field.metadata["inherited"]:
                 facts.append("inherited")
             if field.metadata["flag"]:
-                facts.append(f"passed on as ``{field.metadata['flag']}``")
+                facts.append(f"passed on as ``{flag_of(field)}``")
             lines += [f"``{name}`` : {', '.join(facts)}", f"    {field.metadata['doc']}", ""]
         node = nodes.section()
         node.document = self.state.document

@@ -19,7 +19,7 @@ def option(
     parse: Callable[[str, Any], Any],
     doc: str,
     inherited: bool = False,
-    flag: str = "",
+    flag: bool = False,
     nodes: str = "",
 ) -> Any:
     """Declare an option.
@@ -34,8 +34,8 @@ def option(
         What it means, for people.
     inherited : bool, default False
         The scheduler job takes the worker's value unless it has its own.
-    flag : str, optional
-        The option of the worker command that this value is passed on with.
+    flag : bool, default False
+        It is passed on with the option of the worker command that has its name, see `flag_of`.
     nodes : {"", "chosen", "inherited"}
         ``"chosen"``: it chooses the nodes of a job. ``"inherited"``: it does, and the scheduler job takes the worker's
         value unless the scheduler job sets any option that chooses nodes.
@@ -54,6 +54,11 @@ def added(cls: type[Any], shared: type[Any]) -> dict[str, dataclasses.Field[Any]
     """Return the options that a dataclass adds to those of a base, or redefines."""
     base = names(shared)
     return {name: f for name, f in names(cls).items() if f is not base.get(name)}
+
+
+def flag_of(f: dataclasses.Field[Any]) -> str:
+    """Return the option of a command that an option is written as."""
+    return f"--{f.name.replace('_', '-')}"
 
 
 def accepted(f: dataclasses.Field[Any]) -> str:

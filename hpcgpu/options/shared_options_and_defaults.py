@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from hpcgpu.errors import OptionError
 from hpcgpu.options import values
-from hpcgpu.options.declare import option
+from hpcgpu.options.declare import flag_of, option
 
 #: Name of the worker group that every cluster has.
 DEFAULT = "default"
@@ -177,66 +177,57 @@ class WorkerOptions(JobOptions):
         (), parse=values.lines, doc="Further arguments of the worker command. They are not expanded."
     )
     device_memory_limit: str | None = option(
-        parse=values.size_or_fraction,
-        flag="--device-memory-limit",
-        doc="GPU memory at which a worker begins to spill (dask-cuda).",
+        parse=values.size_or_fraction, flag=True, doc="GPU memory at which a worker begins to spill (dask-cuda)."
     )
     rmm_pool_size: str | None = option(
-        parse=values.size_or_fraction, flag="--rmm-pool-size", doc="GPU memory pool of a worker (dask-cuda, RMM)."
+        parse=values.size_or_fraction, flag=True, doc="GPU memory pool of a worker (dask-cuda, RMM)."
     )
     rmm_maximum_pool_size: str | None = option(
-        parse=values.size_or_fraction,
-        flag="--rmm-maximum-pool-size",
-        doc="Upper limit of the GPU memory pool (dask-cuda, RMM).",
+        parse=values.size_or_fraction, flag=True, doc="Upper limit of the GPU memory pool (dask-cuda, RMM)."
     )
     rmm_managed_memory: bool | None = option(
-        parse=values.boolean, flag="--rmm-managed-memory", doc="Use managed memory for the pool (dask-cuda, RMM)."
+        parse=values.boolean, flag=True, doc="Use managed memory for the pool (dask-cuda, RMM)."
     )
     rmm_async: bool | None = option(
-        parse=values.boolean,
-        flag="--rmm-async",
-        doc="Use CUDA's stream-ordered allocator instead of a pool (dask-cuda, RMM).",
+        parse=values.boolean, flag=True, doc="Use CUDA's stream-ordered allocator instead of a pool (dask-cuda, RMM)."
     )
     rmm_release_threshold: str | None = option(
         parse=values.size_or_fraction,
-        flag="--rmm-release-threshold",
+        flag=True,
         doc="How much free GPU memory the stream-ordered allocator keeps for itself (dask-cuda, RMM).",
     )
     enable_cudf_spill: bool | None = option(
         parse=values.boolean,
         inherited=True,
-        flag="--enable-cudf-spill",
+        flag=True,
         doc="Use cuDF's own spilling instead of dask-cuda's; the same for all groups. If your program has a GPU and "
         "gets tables of cuDF, it needs the environment variable CUDF_SPILL=on.",
     )
     pre_import: str | None = option(
         parse=values.word,
-        flag="--pre-import",
+        flag=True,
         doc="Modules that workers import at their start, joined by commas: 'cudf,rmm' (dask-cuda).",
     )
     enable_tcp_over_ucx: bool | None = option(
         parse=values.boolean,
         inherited=True,
-        flag="--enable-tcp-over-ucx",
+        flag=True,
         doc="Let UCX use TCP (dask-cuda). Default: UCX chooses its transports.",
     )
     enable_infiniband: bool | None = option(
         parse=values.boolean,
         inherited=True,
-        flag="--enable-infiniband",
+        flag=True,
         doc="Let UCX use InfiniBand (dask-cuda). Default: UCX chooses its transports.",
     )
     enable_nvlink: bool | None = option(
         parse=values.boolean,
         inherited=True,
-        flag="--enable-nvlink",
+        flag=True,
         doc="Let UCX use NVLink (dask-cuda). Default: UCX chooses its transports.",
     )
     enable_rdmacm: bool | None = option(
-        parse=values.boolean,
-        inherited=True,
-        flag="--enable-rdmacm",
-        doc="Let UCX use the RDMA connection manager (dask-cuda).",
+        parse=values.boolean, inherited=True, flag=True, doc="Let UCX use the RDMA connection manager (dask-cuda)."
     )
 
     @property
@@ -267,7 +258,7 @@ class WorkerOptions(JobOptions):
         for f in dataclasses.fields(self):
             value = transports.get(f.name, getattr(self, f.name))
             if f.metadata["flag"] and value is not None:
-                yield f.metadata["flag"], value
+                yield flag_of(f), value
 
     def __post_init__(self) -> None:
         if self.gpus_per_node == 0:
@@ -304,9 +295,7 @@ class ClusterOptions:
     """The cluster as a whole."""
 
     name: str = option(
-        "",
-        parse=values.new_name,
-        doc="Name of the cluster, of its directory, and the beginning of its jobs' names.",
+        "", parse=values.new_name, doc="Name of the cluster, of its directory, and the beginning of its jobs' names."
     )
     profile: str | None = option(
         parse=values.profile_name, doc="Profile of the site, such as 'perlmutter'; see `hpcgpu profiles list`."
@@ -447,10 +436,7 @@ class Options:
 #: Arguments of the worker command that hpcgpu sets itself, and the option that each comes from.
 _OWNED_ARGUMENTS = {
     "--name": "hpcgpu: workers are named after their job",
-    "--nthreads": "the option nthreads",
-    "--resources": "the option resources",
     "--memory-limit": "the option memory",
-    "--death-timeout": "the option death_timeout",
     **dict.fromkeys(
         ("--lifetime", "--lifetime-stagger", "--lifetime-restart", "--no-lifetime-restart"),
         "hpcgpu, from the walltime of the job: remove it. The option walltime_margin says how long before the end "
@@ -458,21 +444,17 @@ _OWNED_ARGUMENTS = {
     ),
     **dict.fromkeys(("--nanny", "--no-nanny"), "hpcgpu: workers always have a nanny"),
     "--host": "the option interface",
-    "--local-directory": "the option local_directory",
-    "--interface": "the option interface",
     "--protocol": "the option protocol",
     "--scheduler-file": "hpcgpu, from the cluster's contact file",
     "--nworkers": "the option gpus_per_node",
-    "--tls-ca-file": "the option security",
-    "--tls-cert": "the option security",
-    "--tls-key": "the option security",
+    **dict.fromkeys(("--tls-ca-file", "--tls-cert", "--tls-key"), "the option security"),
 } | {
     spelling: f"the option {f.name}"
     for f in dataclasses.fields(WorkerOptions)
-    if f.metadata["flag"]
+    if f.metadata["flag"] or f.name in ("nthreads", "resources", "death_timeout", "local_directory", "interface")
     for spelling in (
-        f.metadata["flag"],
-        f.metadata["flag"].replace("--enable-", "--disable-"),
-        f.metadata["flag"].replace("--", "--no-"),
+        flag_of(f),
+        flag_of(f).replace("--enable-", "--disable-"),
+        flag_of(f).replace("--", "--no-"),
     )
 }
