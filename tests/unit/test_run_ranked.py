@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.client.held_calls import ranks
-from hpcgpu.client.held_set import HeldWorker, HeldWorkers
+from hpcgpu.client.held_set import HeldWorker, HeldWorkers, ranks
 from hpcgpu.dask_worker.run_ranked import _variables, run_ranked
 
 
