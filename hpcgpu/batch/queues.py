@@ -144,15 +144,12 @@ class Queues:
         A job that names no queue can get GPUs.
     rules : mapping of str to Rules
         By name, of all queues; empty if they are not known.
-    route : bool
-        A queue may hand its jobs on to others, which have the nodes.
     """
 
     gpus: Sequence[Queue]
     without: Sequence[Queue] = ()
     by_default: bool
     rules: Mapping[str, Rules] = field(default_factory=dict)
-    route: bool = False
 
 
 @dataclass(frozen=True)

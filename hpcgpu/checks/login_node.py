@@ -6,19 +6,19 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
 from hpcgpu import __version__
 from hpcgpu.batch import system_registry
 from hpcgpu.batch.base import BatchSystem
-from hpcgpu.batch.queues import Queue
+from hpcgpu.batch.queues import Machine
 from hpcgpu.checks.judge_job_reports import untested_lines
-from hpcgpu.checks.result_lines import Line
+from hpcgpu.checks.queue_limits import judge_job
+from hpcgpu.checks.result_lines import Grade, Line
 from hpcgpu.errors import BatchError
 from hpcgpu.fabric import interface_addresses
-from hpcgpu.options.shared_options_and_defaults import Options
+from hpcgpu.options.shared_options_and_defaults import JobOptions, Options
 from hpcgpu.posix.filesystems import filesystem, is_local
 from hpcgpu.posix.ownership import private_directory, weaknesses
 from hpcgpu.releases import TESTED
@@ -57,68 +57,34 @@ def _queue_lines(options: Options, batch: BatchSystem) -> Iterator[Line]:
         return
     yield Line("login", "queue", "ok", f"{batch.name}: {version}; it answered in {time.monotonic() - began:.1f} s")
     try:
-        found = system_registry.system(options.system).discover()
+        machine = system_registry.system(options.system).machine(accounts=False)
     except BatchError as error:
         yield Line(
             "login", "GPU queues", "warning", str(error), "set queue and gpu_type as the site's documentation says"
         )
         return
-    if found is None:
+    if machine is None:
         return
-    jobs = {"GPU queues": options.worker} | (
-        {"scheduler's queue": options.scheduler} if options.scheduler is not None else {}
-    )
-    for what, job in jobs.items():
-        wanted = 0 if job.gpu_request == "none" else job.gpus_per_node
-        yield replace(judge_queues(found.gpus, job.queue, job.gpu_type, wanted=wanted, route=found.route), what=what)
+    yield judge_queues("GPU queues", options.worker, machine)
+    if options.scheduler is not None:
+        yield judge_queues("scheduler's queue", options.scheduler, machine)
 
 
-def judge_queues(
-    found: Sequence[Queue], queue: str | None, gpu_type: str | None, *, wanted: int, route: bool = False
-) -> Line:
-    """Return whether the options fit the queues that have GPUs; pure.
-
-    Parameters
-    ----------
-    found : sequence of Queue
-    queue, gpu_type : str or None
-        The options.
-    wanted : int
-        GPUs per node.
-    route : bool, default False
-        Whether a queue may route its jobs to other queues, which have the nodes.
-    """
-    if not found:
+def judge_queues(what: str, job: JobOptions, machine: Machine) -> Line:
+    """Return whether the options of a job fit the queues that have GPUs; pure."""
+    wanted = job.gpus_per_node > 0 and job.gpu_request != "none"
+    if not machine.queues.gpus:
         advice = "set gpu_request='none' if jobs get whole nodes, or ask the site's support" if wanted else ""
-        return Line(
-            "login", "GPU queues", "warning" if wanted else "ok", "the batch system lists no nodes with GPUs", advice
-        )
-    named = "; ".join(
-        dict.fromkeys(f"{q.name or 'any queue'}: {q.gpus} x {q.gpu_type or 'GPU'} per node" for q in found)
-    )
-    advice = _misfit(found, queue, gpu_type, wanted) if wanted else ""
-    if advice and route and not _chosen(found, queue):
-        advice = f"queue={queue!r} has no GPUs itself: choose one of these, unless it routes jobs to one of them"
-        return Line("login", "GPU queues", "warning", named, advice)
-    return Line("login", "GPU queues", "failure" if advice else "ok", named, advice)
-
-
-def _chosen(found: Sequence[Queue], queue: str | None) -> list[Queue]:
-    return [q for q in found if queue is None or not q.name or q.name in queue.split(",")]
-
-
-def _misfit(found: Sequence[Queue], queue: str | None, gpu_type: str | None, wanted: int) -> str:
-    """Return what to change in the options; empty if they fit."""
-    chosen = _chosen(found, queue)
-    if not chosen:
-        return f"queue={queue!r} has no GPUs: choose one of these"
-    if gpu_type is not None and not (fitting := [q for q in chosen if q.has(gpu_type)]):
-        types = ", ".join(sorted({q.gpu_type for q in chosen if q.gpu_type}))
-        if not types:
-            return f"its GPUs have no type: leave out gpu_type={gpu_type!r}"
-        return f"the queue has no gpu_type={gpu_type!r}: choose one of {types}"
-    most = max(q.gpus + q.others for q in chosen) if gpu_type is None else max(q.gpus for q in fitting)
-    return f"a node has fewer GPUs than gpus_per_node={wanted}: write {most}" if most < wanted else ""
+        return Line("login", what, "warning" if wanted else "ok", "the batch system lists no nodes with GPUs", advice)
+    kinds = (f"{q.name or 'any queue'}: {q.gpus} x {q.gpu_type or 'GPU'} per node" for q in machine.queues.gpus)
+    broken = [
+        str(one)
+        for one in (judge_job(job, machine) if wanted else ())
+        if one.grade == "failure" and one.option in ("queue", "gpu-type", "gpus-per-node")
+    ]
+    # the site may choose the queue of a job that names none
+    grade: Grade = "ok" if not broken else "failure" if job.queue else "warning"
+    return Line("login", what, grade, "; ".join(dict.fromkeys(kinds)), "; ".join(broken))
 
 
 def directory_lines(path: Path, *, shared: bool) -> Iterator[Line]:

@@ -164,4 +164,4 @@ def test_check_reports_before_any_job_that_a_queue_has_no_such_gpus(bed: SlurmBe
     done = call("check", "--json", "--queue", "gpu", "--gpus-per-node", "4", "--gpu-type", "h100")
     assert done.returncode == 1
     [line] = [line for line in printed("check", done.stdout)["lines"] if line["what"] == "GPU queues"]
-    assert "the queue has no gpu_type='h100': choose one of a100" in line["advice"]
+    assert line["grade"] == "failure" and "gpu-type h100: its nodes have a100 (write gpu-type: a100)" in line["advice"]

@@ -13,7 +13,7 @@ import pytest
 from hpcgpu.batch.base import JobStatus
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.batch.pbs.queues import PBSQueue
-from hpcgpu.batch.queues import Queue
+from hpcgpu.batch.queues import Machine, Queue, Queues
 from hpcgpu.checks import check_jobs
 from hpcgpu.checks.judge_job_reports import (
     Seen,
@@ -267,46 +267,45 @@ def test_differences_of_software_are_lines() -> None:
     assert same.grade == "ok"
 
 
+def judged(system: str, gpus: list[Queue], **options: Any) -> Line:
+    there = Machine(Queues(gpus=gpus, without=[Queue("cpu", 0, 64, 256000)], by_default=True))
+    return judge_queues("GPU queues", resolve(system, options).worker, there)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "grade", "said"),
+    ("options", "grade", "said"),
     [
-        ((None, None, 4), "ok", ""),
-        (("gpu", "a100", 4), "ok", ""),
-        (("cpu", None, 4), "failure", "queue='cpu' has no GPUs"),
-        (("cpu", None, 0), "ok", ""),
-        (("gpu", "h100", 4), "failure", "the queue has no gpu_type='h100': choose one of a100"),
-        (("gpu", None, 8), "failure", "a node has fewer GPUs than gpus_per_node=8: write 4"),
-        (("gpu,small", "t4", 4), "failure", "a node has fewer GPUs than gpus_per_node=4: write 1"),
+        ({"gpus_per_node": 4}, "ok", ""),
+        ({"queue": "gpu", "gpu_type": "a100", "gpus_per_node": 4}, "ok", ""),
+        ({"queue": "cpu", "gpus_per_node": 4}, "failure", "its nodes list no GPUs (write queue: gpu or small)"),
+        ({"queue": "cpu", "gpus_per_node": 0}, "ok", ""),
+        ({"queue": "cpu", "gpu_request": "none"}, "ok", ""),
+        ({"queue": "none"}, "failure", "there is no such queue"),
+        ({"queue": "gpu", "gpu_type": "h100"}, "failure", "its nodes have a100 (write gpu-type: a100)"),
+        ({"queue": "gpu", "gpus_per_node": 8}, "failure", "a node has 4 (write gpus-per-node: 4)"),
+        ({"gpus_per_node": 8}, "warning", "a node has 4"),
+        ({"queue": "gpu,small", "gpu_type": "t4", "gpus_per_node": 4}, "failure", "a node has 1"),
     ],
 )
-def test_options_are_compared_with_the_queues_that_have_gpus(
-    arguments: tuple[str | None, str | None, int], grade: str, said: str
-) -> None:
-    queue, gpu_type, wanted = arguments
-    line = judge_queues(
-        [Queue("gpu", 4, 64, 256000, "a100"), Queue("small", 1, 8, 32000, "t4")], queue, gpu_type, wanted=wanted
-    )
+def test_options_are_compared_with_the_queues_that_have_gpus(options: dict[str, Any], grade: str, said: str) -> None:
+    line = judged("slurm", [Queue("gpu", 4, 64, 256000, "a100"), Queue("small", 1, 8, 32000, "t4")], **options)
     assert line.grade == grade and said in line.advice and "gpu: 4 x a100 per node" in line.found
 
 
 def test_names_and_numbers_of_gpus_are_understood_as_the_queue_does() -> None:
     mixed = [Queue("gpu", 14, 64, 1, "a100_1g.5gb", others=2), Queue("gpu", 2, 64, 1, "a100", others=14)]
-    assert (
-        judge_queues(mixed, "gpu", "a100", wanted=2).grade == "ok"
-        and judge_queues(mixed, "gpu", None, wanted=16).grade == "ok"
-    )
-    assert judge_queues(mixed, "gpu", "a100", wanted=3).advice.endswith("write 2")
+    assert judged("slurm", mixed, queue="gpu", gpu_type="a100", gpus_per_node=2).grade == "ok"
+    assert judged("slurm", mixed, queue="gpu", gpus_per_node=16).grade == "ok"
+    assert "(write gpus-per-node: 2)" in judged("slurm", mixed, queue="gpu", gpu_type="a100", gpus_per_node=3).advice
+    assert judged("slurm", mixed, queue="gpu", gpu_type="A100").grade == "failure", "Slurm takes the case seriously"
     aliases = [PBSQueue("", 4, 64, 1, '"A100,cc80"'), PBSQueue("", 4, 64, 2, '"A100,cc80"')]
-    line = judge_queues(aliases, None, "cc80", wanted=4, route=True)
+    line = judged("pbs", aliases, gpu_type="cc80", gpus_per_node=4)
     assert line.grade == "ok" and line.found.count("per node") == 1, "each kind is named once"
-    assert judge_queues(mixed, "gpu", "A100", wanted=2).grade == "failure", "Slurm takes the case of types seriously"
-    own = [Queue("gpu-exec", 4, 64, 1)]
-    assert judge_queues(own, "gpu", None, wanted=4, route=True).grade == "warning", "it may be a routing queue"
 
 
 def test_a_site_that_names_no_gpus_is_a_warning() -> None:
-    assert judge_queues([], None, None, wanted=4).grade == "warning"
-    assert judge_queues([], None, None, wanted=0).grade == "ok"
+    assert judged("slurm", [], gpus_per_node=4).grade == "warning"
+    assert judged("slurm", [], gpus_per_node=0).grade == "ok"
 
 
 @pytest.fixture

@@ -102,7 +102,6 @@ PBS = Machine(
         gpus=[kind for kind in KINDS if kind.gpus],
         without=[kind for kind in KINDS if not kind.gpus],
         by_default=True,
-        route=True,
         rules=parse_queues(QSTAT),
     ),
     user="ada",

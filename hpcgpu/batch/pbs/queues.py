@@ -51,7 +51,6 @@ def queues() -> Queues:
         without=[kind for kind in found if not kind.gpus],
         by_default=any(kind.gpus for kind in found),
         rules=rules,
-        route=True,
     )
 
 
