@@ -76,7 +76,7 @@ def plain(layer: Mapping[str, Any], section: str = "") -> dict[str, Any]:
 
 def described(shown: str, section: str, name: str, value: Any) -> str:
     """Return the beginning of a message about a configured value: its section, and its file if that is known."""
-    file = _file_of(section, name, value)
+    file = file_of(section, name, value)
     return f"dask config {shown} in {file}" if file else f"dask config {shown}"
 
 
@@ -86,7 +86,7 @@ def check_names(given: Mapping[Any, Any], section: str = "") -> None:
         raise OptionError(f"{where}{odd!r} is not the name of an option: write names such as `cores`")
 
 
-def _file_of(section: str, name: str, value: Any) -> str:
+def file_of(section: str, name: str, value: Any) -> str:
     """Return the path of the file of dask's configuration that sets this value, or "the environment".
 
     Empty if neither sets it. Dask merges all files and does not keep the origin of a value.

@@ -6,21 +6,19 @@ The template has every option as a commented line of YAML. Each option in effect
 from __future__ import annotations
 
 import json
-import os
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any
 
-import dask.config
-
 from hpcgpu.batch import system_registry
+from hpcgpu.configuration.config_sections import configured, file_of
 from hpcgpu.configuration.option_classes import option_classes
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.options.declare import added, names
 from hpcgpu.options.shared_options_and_defaults import ClusterOptions, JobOptions, SchedulerOptions, WorkerOptions
-from hpcgpu.options.unknown_options import ALIASES
+from hpcgpu.options.unknown_options import spelled
 from hpcgpu.profiles import site_profiles
 
 _HEAD = """\
@@ -111,37 +109,22 @@ def effective(system: str, arguments: Mapping[str, Any]) -> list[Effective]:
 
 
 def _sources(system: str, arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return the origin of each option's value.
-
-    The arguments override the section of the system, and that section overrides the general section.
-    """
-    layers = [(dask.config.collect_env(os.environ), "environment")]
-    layers = [
-        *((content, str(path)) for path, content in dask.config.collect_yaml(dask.config.paths, return_paths=True)),
-        *layers,
-    ]
-    sections = [(content.get("hpcgpu") or {}, where) for content, where in layers]
-    found: dict[str, str] = {}
-    systems = system_registry.names()
-    general = [
-        ({key: value for key, value in section.items() if key not in systems}, where) for section, where in sections
-    ]
-    of_system = [(section.get(system) or {}, where) for section, where in sections]
-    for section, where in [*general, *of_system, (arguments, "argument")]:
-        found |= dict.fromkeys(_given(section), where)
-    in_program = {
-        **{k: v for k, v in dask.config.get("hpcgpu", {}).items() if k not in systems},
-        **(dask.config.get("hpcgpu", {}).get(system) or {}),
-    }
-    result = {**dict.fromkeys(_given(in_program), "dask.config.set"), **found}
-    if site := arguments.get("profile", in_program.get("profile")):
-        result = {**dict.fromkeys(_given(site_profiles.load(site).options), f"profile {site}"), **result}
-    return result
+    """Return the origin of each option's value."""
+    config, sections = configured(system)
+    scheduler = config.get("scheduler")
+    values = {f"scheduler.{name}": value for name, value in scheduler.items()} if isinstance(scheduler, Mapping) else {}
+    result = {}
+    for name, section in sections.items():
+        where = file_of(section, name.removeprefix("scheduler."), (config | values)[name])
+        result[name] = where.removeprefix("the ") or "dask.config.set"
+    if site := arguments.get("profile", config.get("profile")):
+        result = dict.fromkeys(_given(site_profiles.load(site).options), f"profile {site}") | result
+    return result | dict.fromkeys(_given(arguments), "argument")
 
 
 def _given(section: Mapping[str, Any]) -> Iterator[str]:
     for key, value in section.items():
-        name = ALIASES.get(key.replace("-", "_"), key.replace("-", "_"))
+        name = spelled(key)
         if name == "scheduler" and isinstance(value, Mapping):
             yield from (f"scheduler.{inner}" for inner in _given(value))
         elif value is not None:
