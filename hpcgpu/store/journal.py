@@ -131,7 +131,7 @@ class Journal(Files):
     """The journal of one directory."""
 
     #: The whole lines that were read last, and what each of them holds: a manager reads the journal each second.
-    _read: tuple[bytes, tuple[dict[str, Any] | str | None, ...]] = (b"", ())
+    _read: tuple[bytes, tuple[_Event | str | None, ...]] = (b"", ())
 
     def intend(self, name: str, kind: str, group: str = "default", after_end: str = "") -> None:
         """Record that a job of this name is about to be submitted, perhaps to start after the end of another one."""
@@ -191,21 +191,21 @@ class Journal(Files):
 
     def ended_at(self) -> float | None:
         """Return when the cluster's jobs were cancelled for good, epoch seconds; None if they were not."""
-        times = {one["event"]: float(one.get("time", 0.0)) for one in self._journal()}
+        times = {line.event: line.time for line in self._journal()}
         return times.get("closing", times.get("closed"))
 
     def why_ended(self) -> str:
         """Return why the cluster's jobs were cancelled for good; empty if they were not, or if a person wanted it."""
-        return next((str(one["why"]) for one in self._journal() if one["event"] == "closing" and one.get("why")), "")
+        return next((line.why for line in self._journal() if line.event == "closing" and line.why), "")
 
     def times(self) -> list[float]:
         """Return the times of all events of its jobs, epoch seconds."""
-        return [float(record.get("time", 0.0)) for record in self._journal()]
+        return [line.time for line in self._journal()]
 
     @property
     def closed(self) -> bool:
         """Whether the cluster was closed."""
-        return any(record["event"] == "closed" for record in self._journal())
+        return any(line.event == "closed" for line in self._journal())
 
     def has_ended(self, job_id: str) -> bool:
         """Whether hpcgpu has seen the end of a job."""
@@ -216,34 +216,29 @@ class Journal(Files):
         jobs: dict[str, Submit] = {}
         earlier: list[Submit] = []
         closing = False
-        for record in self._journal():
-            if record["event"] == "intent":
-                group, time_ = record.get("group", "default"), record.get("time", 0.0)
-                # a line of a manager that another program had already replaced
-                if record["name"] in jobs and jobs[record["name"]].job_id is not None:
-                    earlier.append(jobs.pop(record["name"]))
-                after_end = record.get("after_end", "")
-                jobs[record["name"]] = Submit(record["name"], record["kind"], group, time_, after_end=after_end)
-            elif record["event"] in ("cancel", "keep"):
-                names = record.get("names")
-                for name in names if isinstance(names, list) else ():
-                    if name in jobs:
-                        jobs[name].unwanted = record["event"] == "cancel"
-            elif record["event"] == "submitted":
-                name = record["name"]
-                if name not in jobs:  # the line of its intent is damaged, but the job exists
-                    kind = "scheduler" if re.search("-scheduler[0-9]*$", name) else "worker"
-                    jobs[name] = Submit(name, kind, time=record.get("time", 0.0))
-                jobs[name].job_id, jobs[name].refused = record["id"], False
-            elif record["event"] in ("closing", "closed"):
+        for line in self._journal():
+            job = jobs.get(line.name)
+            if line.event == "intent":
+                if job is not None and job.job_id is not None:
+                    # a line of a manager that another program had already replaced
+                    earlier.append(jobs.pop(line.name))
+                jobs[line.name] = Submit(line.name, line.kind, line.group, line.time, after_end=line.after_end)
+            elif line.event in ("cancel", "keep"):
+                for name in jobs.keys() & set(line.names):
+                    jobs[name].unwanted = line.event == "cancel"
+            elif line.event == "submitted":
+                if job is None:  # the line of its intent is damaged, but the job exists
+                    kind = "scheduler" if re.search("-scheduler[0-9]*$", line.name) else "worker"
+                    job = jobs[line.name] = Submit(line.name, kind, time=line.time)
+                job.job_id, job.refused = line.id, False
+            elif line.event in ("closing", "closed"):
                 closing = True
-            elif record.get("name") not in jobs:
-                continue
-            elif record["event"] == "refused":
-                jobs[record["name"]].refused = jobs[record["name"]].job_id is None
-                jobs[record["name"]].why = str(record.get("why", ""))
-            elif record["event"] == "ended":
-                _end(jobs[record["name"]], record, closing)
+            elif job is not None and line.event == "refused":
+                job.refused, job.why = job.job_id is None, line.why
+            elif job is not None and line.event == "ended" and line.id in ("", job.job_id):
+                # a later cluster of this name may have a job of the same name, with another id
+                job.ended, job.before_close = True, not closing
+                job.how = End(state=line.state, start=line.start, end=line.end) if line.state else None
         return [*earlier, *jobs.values()]
 
     def _append(self, *new: dict[str, Any]) -> None:
@@ -265,14 +260,14 @@ class Journal(Files):
         finally:
             os.close(descriptor)
 
-    def _journal(self) -> Iterator[dict[str, Any]]:
-        return (record for record in self._lines() if not isinstance(record, str))
+    def _journal(self) -> Iterator[_Event]:
+        return (line for line in self._lines() if isinstance(line, _Event))
 
     def journal_damage(self) -> list[str]:
         """Return a sentence for each damaged line."""
-        return [record for record in self._lines() if isinstance(record, str)]
+        return [line for line in self._lines() if isinstance(line, str)]
 
-    def _lines(self) -> Iterator[dict[str, Any] | str]:
+    def _lines(self) -> Iterator[_Event | str]:
         """Yield each line of the journal, or what is wrong with it: a crash or a full disk may have cut it short."""
         try:
             content = checked_files.read(self.path / "journal.jsonl")
@@ -288,19 +283,11 @@ class Journal(Files):
         yield from (record for record in (*records, _record(last, len(records) + 1)) if record is not None)
 
 
-def _record(line: bytes, number: int) -> dict[str, Any] | str | None:
+def _record(line: bytes, number: int) -> _Event | str | None:
     """Return what a line holds, or what is wrong with it; None if it is empty."""
     if not line.strip():
         return None
     try:
-        json_records.parse(line, _Event, f"line {number}")
+        return json_records.parse(line, _Event, f"line {number}")
     except Damaged as error:
         return str(error)
-    return dict(json.loads(line))
-
-
-def _end(job: Submit, record: dict[str, Any], closing: bool) -> None:
-    """Record the end of a job. A later cluster of this name may have a job of the same name, with another id."""
-    if record.get("id") in (None, job.job_id):
-        job.ended, job.before_close, state = True, not closing, record.get("state", "")
-        job.how = End(state=state, start=record.get("start"), end=record.get("end")) if state else None
