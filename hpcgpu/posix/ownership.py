@@ -96,27 +96,29 @@ def check_tree(path: Path, files: Iterable[Path]) -> None:
         The directory is not there.
     """
     check(path)
-    entered = path.stat().st_mode & 0o077
+    entered = path.stat().st_mode & 0o077 != 0
     for file in files:
-        with contextlib.suppress(FileNotFoundError):
-            about = os.lstat(file)
-            found = _weakness(file, about, above=False)
-            if found is not None and (entered or about.st_uid not in (0, os.geteuid())):
-                _judge(file, [replace(found, by_group=False)])
+        check_owner(file, mode=entered)
 
 
-def check_owner(path: Path) -> None:
+def check_owner(path: Path, *, mode: bool = False) -> None:
     """Refuse a path that somebody else has made, even a symbolic link that leads nowhere. It need not exist.
+
+    Parameters
+    ----------
+    path : Path
+    mode : bool, default False
+        Whether to refuse also what the mode lets somebody else change.
 
     Raises
     ------
     NotTrusted
-        Somebody else has made the path.
+        Somebody else has made the path, or can change it.
     """
     with contextlib.suppress(FileNotFoundError):
         about = os.lstat(path)
         found = _weakness(path, about, above=False)
-        if found is not None and about.st_uid not in (0, os.geteuid()):
+        if found is not None and (mode or about.st_uid not in (0, os.geteuid())):
             _judge(path, [replace(found, by_group=False)])
 
 

@@ -16,7 +16,7 @@ from hpcgpu.batch.command_batch import CommandBatch
 from hpcgpu.batch.estimate import Estimate
 from hpcgpu.batch.recognise_own_scripts import is_job_script, runs_hpcgpu
 from hpcgpu.batch.run_command import require, run
-from hpcgpu.batch.slurm.estimate import read_test
+from hpcgpu.batch.slurm.estimate import epoch, read_test
 from hpcgpu.batch.slurm.reasons import REASONS
 from hpcgpu.errors import BatchError, BatchUnavailable
 
@@ -107,9 +107,9 @@ def parse_squeue(stdout: str) -> dict[str, JobStatus]:
             name=rest,
             reason="" if reason in {"None", "(null)"} else reason,
             node="" if node == "(null)" else node,
-            start=_epoch(start),
-            end=_epoch(end),
-            expected_start=_epoch(start) if parse_state(state) is JobState.PENDING else None,
+            start=epoch(start),
+            end=epoch(end),
+            expected_start=epoch(start) if parse_state(state) is JobState.PENDING else None,
             suspended=state in _SUSPENDED,
             words=REASONS,
         )
@@ -129,8 +129,8 @@ def parse_sacct(stdout: str) -> dict[str, JobStatus]:
             state=parse_state(state),
             name=name,
             node="" if node == "None assigned" else node,
-            start=_epoch(start),
-            end=_epoch(end),
+            start=epoch(start),
+            end=epoch(end),
             # Slurm's own mark of a memory kill, 0:125, is no signal
             exit_code=None if parse_state(state) is JobState.OUT_OF_MEMORY else parse_exit_code(exit_code),
             words=REASONS,
@@ -150,11 +150,6 @@ def parse_exit_code(text: str) -> int | None:
 def _only(ids: Iterable[str], jobs: Mapping[str, JobStatus]) -> dict[str, JobStatus]:
     """Return the requested jobs: no answer may add others."""
     return {job_id: jobs[job_id] for job_id in ids if job_id in jobs}
-
-
-def _epoch(text: str) -> float | None:
-    """Parse a time printed under ``SLURM_TIME_FORMAT=%s``; "N/A" and "Unknown" are None."""
-    return float(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 class Slurm(CommandBatch):
@@ -284,13 +279,13 @@ class Slurm(CommandBatch):
         job_id = environ.get("SLURM_JOB_ID")
         if not job_id:
             return None
-        end = _epoch(environ.get("SLURM_JOB_END_TIME", ""))
+        end = epoch(environ.get("SLURM_JOB_END_TIME", ""))
         return OwnJob(
             job_id=job_id,
             name=environ.get("SLURM_JOB_NAME", job_id),
             node=int(environ.get("SLURM_NODEID", "0")),
             end=end,
-            start=_epoch(environ.get("SLURM_JOB_START_TIME", "")),
+            start=epoch(environ.get("SLURM_JOB_START_TIME", "")),
             warned="SLURM_STEP_ID" in environ,  # Slurm does not warn the script itself
         )
 

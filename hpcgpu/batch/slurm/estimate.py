@@ -27,12 +27,12 @@ def read_test(returncode: int, words: str) -> Estimate:
     match = _STARTS.search(words)
     if match is None:
         return Estimate(known=(f"sbatch --test-only says: {words or 'nothing'}",))
-    start, place, queue = _epoch(match["start"]), match["nodes"] or "", match["partition"] or ""
+    start, place, queue = epoch(match["start"]), match["nodes"] or "", match["partition"] or ""
     return Estimate(start=start, place=place, tested=True, queue=queue)
 
 
-def _epoch(text: str) -> float | None:
-    """Parse a time, also where a site's wrapper of sbatch drops ``SLURM_TIME_FORMAT``."""
+def epoch(text: str) -> float | None:
+    """Parse a time, also where a site's wrapper of a command drops ``SLURM_TIME_FORMAT``; None for "Unknown"."""
     if re.fullmatch("[0-9]{1,18}", text):
         return float(text)
     try:
