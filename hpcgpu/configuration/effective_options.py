@@ -114,8 +114,8 @@ def _sources(system: str, arguments: Mapping[str, Any]) -> dict[str, str]:
     scheduler = config.get("scheduler")
     values = {f"scheduler.{name}": value for name, value in scheduler.items()} if isinstance(scheduler, Mapping) else {}
     result = {}
-    for name, section in sections.items():
-        where = file_of(section, name.removeprefix("scheduler."), (config | values)[name])
+    for name, value in (config | values).items():
+        where = file_of(sections[name], name.removeprefix("scheduler."), value)
         result[name] = where.removeprefix("the ") or "dask.config.set"
     if site := arguments.get("profile", config.get("profile")):
         result = dict.fromkeys(_given(site_profiles.load(site).options), f"profile {site}") | result

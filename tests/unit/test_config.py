@@ -78,3 +78,11 @@ def test_the_options_in_effect_have_values_as_users_write_them_and_their_origin(
     assert options["walltime"] == (3600, "argument") and options["scheduler.walltime"] == (7200, "argument")
     assert options["scheduler.env"] == ({"A": "1"}, "argument")
     assert options["scheduler.queue"] == (None, "default")
+
+
+def test_a_scheduler_of_a_section_that_is_local_hides_the_options_of_one_in_a_job() -> None:
+    import dask
+
+    with dask.config.set({"hpcgpu": {"scheduler": {"walltime": "4h"}, "local": {"scheduler": "local"}}}):
+        [scheduler] = [one for one in effective("local", {}) if one.name.startswith("scheduler")]
+    assert (scheduler.name, scheduler.value, scheduler.source) == ("scheduler", "local", "dask.config.set")
