@@ -24,7 +24,7 @@ from hpcgpu.display.progress import Progress
 from hpcgpu.display.warn import warn
 from hpcgpu.errors import ClusterError, OptionError
 from hpcgpu.options import values
-from hpcgpu.posix.standard_streams import tell
+from hpcgpu.posix.standard_streams import write_stderr
 
 _T = TypeVar("_T")
 
@@ -304,7 +304,7 @@ class Hold:
 
     async def _show_first_end(self) -> None:
         if not self.quiet and (ends := await self._workers.first_end(*self._needs)):
-            tell(f"{counted(len(self._workers), 'worker')} held; {ends}")
+            write_stderr(f"{counted(len(self._workers), 'worker')} held; {ends}")
 
     def _held_around(self) -> list[HeldWorker]:
         """Return the workers that the blocks around this one hold: they are free only after this block has ended."""

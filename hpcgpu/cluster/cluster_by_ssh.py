@@ -45,7 +45,7 @@ from hpcgpu.existing_clusters.printed_snapshot import from_printed
 from hpcgpu.existing_clusters.snapshot import Snapshot
 from hpcgpu.options import values
 from hpcgpu.options.shared_options_and_defaults import DEFAULT
-from hpcgpu.posix.standard_streams import tell
+from hpcgpu.posix.standard_streams import write_stderr
 from hpcgpu.posix.threads import in_event_loop, in_thread
 from hpcgpu.software.compare_environments import collect
 from hpcgpu.ssh.login import Login
@@ -542,7 +542,7 @@ def _stop(login: Login, directory: str) -> None:
         later = f"Later, run: hpcgpu stop {shlex.quote(name)} --host {shlex.quote(login.host)}"
         if isinstance(error, HostError):
             raise HostError(f"{left}: {error}. {later}") from error
-        tell(f"{left}. {later}")
+        write_stderr(f"{left}. {later}")
         raise
 
 
@@ -553,7 +553,7 @@ def _end(login: Login, directory: str, ends_jobs: bool, clients: weakref.WeakSet
             _close(clients)
             _stop(login, directory)
         except (HpcgpuError, OSError) as error:
-            tell(error)
+            write_stderr(error)
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from distributed.http import get_handlers
 from tornado.web import Application, RequestHandler
 
-from hpcgpu.posix.standard_streams import tell
+from hpcgpu.posix.standard_streams import write_stderr
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime import dashboard_access
 
@@ -91,7 +91,7 @@ async def _add(scheduler: Scheduler, gpus: Callable[[], list[GPUState]], cluster
     try:
         _add_page(scheduler, gpus, cluster)
     except Exception as error:  # an unknown release of Dask or Bokeh: the cluster works without the page
-        tell(f"the dashboard has no page /hpcgpu: {error!r}")
+        write_stderr(f"the dashboard has no page /hpcgpu: {error!r}")
 
 
 class _NoDashboard(RequestHandler):

@@ -29,7 +29,7 @@ from hpcgpu.dask_scheduler.scheduler_extension import Extension, install
 from hpcgpu.dask_worker.uploaded_package import send_package
 from hpcgpu.errors import LaunchError
 from hpcgpu.posix.full_disk import cannot_be_written
-from hpcgpu.posix.standard_streams import tell
+from hpcgpu.posix.standard_streams import write_stderr
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.runtime import credentials_of_job
 from hpcgpu.runtime.job_identity import job_identity
@@ -104,7 +104,7 @@ def _ending_if_it_fails(directory: ClusterDirectory) -> Iterator[None]:
         if not isinstance(error, LaunchError):
             traceback.print_exc()
             error = LaunchError(f"the scheduler of cluster {directory.path.name} cannot start: {error!r}")
-        tell(error)
+        write_stderr(error)
         os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from dask import config
 
-from hpcgpu.posix.standard_streams import tell
+from hpcgpu.posix.standard_streams import write_stderr
 from hpcgpu.runtime.forkserver import METHOD, NANNY_PRELOAD_VARIABLE
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def dask_setup(nanny: Nanny) -> None:
         handed.update(own)
         if config.get(METHOD) == "forkserver" and (why := _why_spawn(installed)):
             config.set({METHOD: "spawn"})
-            tell(f"workers are spawned from now on: {why}")
+            write_stderr(f"workers are spawned from now on: {why}")
         return await instantiate()
 
     nanny.instantiate = refresh_and_instantiate

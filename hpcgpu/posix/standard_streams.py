@@ -53,6 +53,6 @@ def _dropping(stream: TextIO) -> TextIO:
     )
 
 
-def tell(text: object) -> None:
+def write_stderr(text: object) -> None:
     """Write a line that says that it is hpcgpu's: to the user, or into the log of a job."""
     print(f"hpcgpu: {text}", file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from hpcgpu.batch.base import BatchSystem, JobState, OwnJob
 from hpcgpu.errors import BatchError, BatchUnavailable
-from hpcgpu.posix.standard_streams import tell
+from hpcgpu.posix.standard_streams import write_stderr
 from hpcgpu.runtime.job_identity import job_identity
 from hpcgpu.runtime.scheduler_connection import scheduler_of
 from hpcgpu.scaling.walltime_margin import LAST, lifetime, query_after
@@ -97,10 +97,10 @@ class Retirement:
             later = self._end_now(until=leaves)
             if later is None or later < end + 1:
                 break
-            tell(f"the walltime of this job was extended by {later - end:.0f} s")
+            write_stderr(f"the walltime of this job was extended by {later - end:.0f} s")
             end = later
         _sleep_until(leaves)
-        tell("the walltime of this job ends soon: its workers retire")
+        write_stderr("the walltime of this job ends soon: its workers retire")
         asyncio.run(self.retire(end - LAST * (end - leaves)))
 
     def _end_now(self, *, until: float) -> float | None:
@@ -139,7 +139,7 @@ class Retirement:
         """Retire in a thread of this process, because this job will end."""
         left = end - time.time()
         when = f"within {left:.0f} s" if left < inf else "soon"
-        tell(f"the batch system warns that this job will end {when}, such as at preemption: its workers retire")
+        write_stderr(f"the batch system warns that this job will end {when}, such as at preemption: its workers retire")
         latest = end - LAST * left if left < inf else inf
         threading.Thread(target=lambda: asyncio.run(self.retire(latest)), name="hpcgpu-warned", daemon=True).start()
 
@@ -169,10 +169,12 @@ class Retirement:
                 problem = str(error)
                 break
             if problem != known:
-                tell(f"the end of this job's walltime is not known yet: {problem}")
+                write_stderr(f"the end of this job's walltime is not known yet: {problem}")
             pause = min(2 * pause, _QUERY_SELDOM)
         instead = "only the manager of the cluster" if requested is None else "the walltime of its script"
-        tell(f"the end of this job's walltime is not known here, so {instead} says when its workers retire: {problem}")
+        write_stderr(
+            f"the end of this job's walltime is not known here, so {instead} says when its workers retire: {problem}"
+        )
         return requested
 
     async def retire(self, latest: float) -> None:
@@ -192,7 +194,7 @@ class Retirement:
             except Exception as error:  # also errors of the scheduler: the next attempt may succeed
                 if repr(error) != reported:
                     reported = repr(error)
-                    tell(f"the workers of this job did not retire yet: {reported}")
+                    write_stderr(f"the workers of this job did not retire yet: {reported}")
             await asyncio.sleep(pause)
             pause = min(2 * pause, _AGAIN_SELDOM)
 
@@ -207,7 +209,7 @@ class Retirement:
                         return
                     if not waits:
                         waits = True
-                        tell("its workers retire once what runs on them has ended, or shortly before it ends")
+                        write_stderr("its workers retire once what runs on them has ended, or shortly before it ends")
                     await asyncio.sleep(_FINISHING_INTERVAL)
 
 

@@ -18,7 +18,7 @@ from hpcgpu.batch.cuda_visible_devices import VARIABLE
 from hpcgpu.errors import LaunchError
 from hpcgpu.fabric import collectives_interface, interface_addresses, protocol_and_interface, ucx_authentication
 from hpcgpu.posix import variables_of_this_process
-from hpcgpu.posix.standard_streams import tell
+from hpcgpu.posix.standard_streams import write_stderr
 from hpcgpu.runtime import cpu_affinity, next_scheduler, preemption
 from hpcgpu.runtime.before_walltime import Retirement
 from hpcgpu.runtime.scheduler_connection import wait_for_scheduler
@@ -141,7 +141,7 @@ def scheduler_command(arguments: argparse.Namespace, directory: ClusterDirectory
     )
     take_limits(command)
     os.environ["HPCGPU_LEASE"] = f"{arguments.lease:g}"
-    tell(chosen.why)
+    write_stderr(chosen.why)
     return command
 
 

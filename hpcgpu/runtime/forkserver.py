@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 
 from hpcgpu.errors import NotTrusted
 from hpcgpu.posix.ownership import check_parent
-from hpcgpu.posix.standard_streams import tell
+from hpcgpu.posix.standard_streams import write_stderr
 from hpcgpu.runtime import preemption, scratch
 
 METHOD = "distributed.worker.multiprocessing-method"
@@ -389,4 +389,4 @@ def finish(fork_server: NodeForkServer | None, command: Sequence[str], *, gpus: 
 
 
 def _log(why: str) -> None:
-    tell(f"workers are spawned, and each imports its modules itself: {why}")
+    write_stderr(f"workers are spawned, and each imports its modules itself: {why}")

@@ -32,7 +32,7 @@ from hpcgpu.fabric import collectives_interface, interface_addresses, protocol_a
 from hpcgpu.fabric.node_gpus import gpus_on_node
 from hpcgpu.posix import checked_files
 from hpcgpu.posix.filesystems import filesystem, is_shared
-from hpcgpu.posix.standard_streams import drop_what_cannot_be_written, tell
+from hpcgpu.posix.standard_streams import drop_what_cannot_be_written, write_stderr
 from hpcgpu.runtime import complete_dask_commands, scratch, stage
 from hpcgpu.runtime.launch import job_arguments, visible_gpus
 from hpcgpu.software import compare_environments
@@ -282,12 +282,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--container-runtime", help="what runs it")
     arguments = parser.parse_args(argv)
     if not (arguments.directory / "cluster.json").exists():
-        tell(f"{arguments.directory} does not exist on {socket.gethostname()}: it must be on a shared filesystem")
+        write_stderr(
+            f"{arguments.directory} does not exist on {socket.gethostname()}: it must be on a shared filesystem"
+        )
         return 1
     try:
         directory = ClusterDirectory.existing(arguments.directory)
     except (NotTrusted, OtherFormat) as error:
-        tell(error)
+        write_stderr(error)
         return 1
     found = examine(arguments, directory)
     chosen = protocol_and_interface.TransportChoice(**found["transport"])

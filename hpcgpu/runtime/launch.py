@@ -37,7 +37,7 @@ from hpcgpu.errors import Damaged, HpcgpuError, LaunchError, NotTrusted, OtherFo
 from hpcgpu.fabric.node_gpus import gpus_on_node, whole_uuids
 from hpcgpu.posix import standard_streams, variables_of_this_process
 from hpcgpu.posix.ownership import weaknesses
-from hpcgpu.posix.standard_streams import tell
+from hpcgpu.posix.standard_streams import write_stderr
 from hpcgpu.runtime import dask_signals, forkserver, next_scheduler, preemption, stage, standby_scheduler
 from hpcgpu.runtime.complete_dask_commands import scheduler_command, worker_command, worker_program
 from hpcgpu.runtime.credentials_of_job import exit_code, remove_secrets
@@ -64,18 +64,18 @@ def main(argv: Sequence[str]) -> None:
     try:
         command, place = prepare(arguments, at_end)
     except (LaunchError, NotTrusted, Damaged, OtherFormat) as error:
-        tell(error)
+        write_stderr(error)
         if arguments.kind == "scheduler" and arguments.restarts:
             _record_failure(arguments)
         sys.exit(1)
-    tell(f"on {socket.gethostname()}, {VARIABLE}={os.environ.get(VARIABLE, 'unset')}: {shlex.join(command)}")
+    write_stderr(f"on {socket.gethostname()}, {VARIABLE}={os.environ.get(VARIABLE, 'unset')}: {shlex.join(command)}")
     try:
         run_dask(command, place, at_end, functools.partial(_afterwards, arguments, environment, command))
     except Exception:  # Dask does not name a missing file
         if not missing(arguments.directory):
             raise
         traceback.print_exc()
-        tell(f"the cluster directory {arguments.directory} is missing: was it removed? This job ends")
+        write_stderr(f"the cluster directory {arguments.directory} is missing: was it removed? This job ends")
         sys.exit(1)
 
 
@@ -154,7 +154,7 @@ def watch_directory(directory: ClusterDirectory) -> None:
 def _watch(gone: RemovalWatch) -> None:
     while not (why := gone.check(now=time.monotonic())):
         time.sleep(gone.interval)
-    tell(f"nobody can reach cluster {gone.directory.path.name} any more, because {why}. This job ends")
+    write_stderr(f"nobody can reach cluster {gone.directory.path.name} any more, because {why}. This job ends")
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -256,7 +256,7 @@ def import_from_working_directory() -> None:
         place = Path.cwd()
         found = [weakness for weakness in weaknesses(place, group_may_write=True) if not weakness.by_group]
         if found:
-            tell(f"tasks cannot import modules from {place}: {found[0].why}")
+            write_stderr(f"tasks cannot import modules from {place}: {found[0].why}")
         elif sys.flags.safe_path:
             sys.path.append(str(place))
 

@@ -24,7 +24,7 @@ import psutil
 from hpcgpu.batch.base import OwnJob
 from hpcgpu.display.counts_and_durations import counted, duration
 from hpcgpu.errors import HpcgpuError
-from hpcgpu.posix.standard_streams import tell
+from hpcgpu.posix.standard_streams import write_stderr
 from hpcgpu.runtime import stage
 from hpcgpu.runtime.dask_signals import Wait
 from hpcgpu.runtime.scheduler_connection import ConnectionResult, identify
@@ -69,7 +69,7 @@ def begins_anew() -> bool:
 def report_wait(gpus: int, seconds: float) -> None:
     """Write into the log of the job that it waits for another scheduler, for how long at most, and what it keeps."""
     keeps = f"keeps its {counted(gpus, 'GPU')} and " if gpus else ""
-    tell(f"this job {keeps}waits for another scheduler, {duration(seconds)} at most (restart_wait)")
+    write_stderr(f"this job {keeps}waits for another scheduler, {duration(seconds)} at most (restart_wait)")
 
 
 def reap_earlier_workers() -> None:
@@ -115,7 +115,7 @@ def _watch(directory: ClusterDirectory, served: Contact) -> None:
         time.sleep(_INTERVAL)
         why = _why_end(directory, served)
         checks = checks + 1 if why else 0
-    tell(f"the cluster {why}: the workers of this job end")
+    write_stderr(f"the cluster {why}: the workers of this job end")
     _own_signals.append(signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -145,7 +145,7 @@ def begin_anew(arguments: argparse.Namespace, environment: Mapping[str, str], ad
     if len(_terminated) > len(_own_signals):
         return
     if arguments.restart_wait is not None and _follows(arguments.directory, address):
-        tell("the scheduler has ended, and the first step of this job begins anew")
+        write_stderr("the scheduler has ended, and the first step of this job begins anew")
         sys.stdout.flush()
         kept = {0, 1, 2, *stage.lock()}
         for opened in Path("/proc/self/fd").iterdir():  # UCX's would stay open

@@ -22,7 +22,7 @@ from hpcgpu.fabric import certificate_errors
 from hpcgpu.polling.poll_interval import Cadence
 from hpcgpu.polling.queue_monitor import Monitor
 from hpcgpu.posix.full_disk import file_error
-from hpcgpu.posix.standard_streams import tell
+from hpcgpu.posix.standard_streams import write_stderr
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.scaling.scheduler_restarts import ended_too_early
 from hpcgpu.store import certificates_and_keys
@@ -280,7 +280,7 @@ def wait_for_scheduler(
         if watch.error != reported:  # compute nodes may lack the queue's commands
             reported = watch.error
             if reported:
-                tell(f"cannot query the queue about the scheduler job: {reported}")
+                write_stderr(f"cannot query the queue about the scheduler job: {reported}")
         if restart_wait is not None and status is not None and ended_too_early(status.state):
             status, timeout, longest = None, max(timeout, restart_wait), _LONG_WAIT
         if status is not None and status.state.ended:

@@ -21,7 +21,7 @@ from pathlib import Path
 from hpcgpu.errors import LaunchError, NotTrusted
 from hpcgpu.posix.ownership import check_parent, private_directory, weaknesses
 from hpcgpu.posix.paths import expand
-from hpcgpu.posix.standard_streams import tell
+from hpcgpu.posix.standard_streams import write_stderr
 
 with contextlib.suppress(ImportError):  # on Windows, where only clients run
     import fcntl
@@ -87,7 +87,7 @@ def temporary_directory(local_directory: str | None = None) -> Path:
             refused.append(error)
             continue
         for why in refused:  # the node's directory, not the user's choice: no reason to fail
-            tell(f"Dask's temporary files are in {base}: {why}")
+            write_stderr(f"Dask's temporary files are in {base}: {why}")
         return base
     raise refused[0]
 

@@ -42,7 +42,7 @@ from hpcgpu.posix.archives import DECOMPRESSORS
 from hpcgpu.posix.filesystems import filesystem, is_local
 from hpcgpu.posix.ownership import check, check_parent, private_directory
 from hpcgpu.posix.printable import printable
-from hpcgpu.posix.standard_streams import drop_what_cannot_be_written, tell
+from hpcgpu.posix.standard_streams import drop_what_cannot_be_written, write_stderr
 from hpcgpu.runtime.scratch import expanded
 
 with contextlib.suppress(ImportError):  # on Windows, where only clients run
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     try:
         used, environment = use(arguments.archive, arguments.sha256, candidates(arguments.local_directory))
     except LaunchError as error:
-        tell(error)
+        write_stderr(error)
         sys.exit(1)
     os.set_inheritable(used, True)
     os.environ[_STAGED] = f"{os.getpid()}:{used}:{environment}"
@@ -150,7 +150,7 @@ def use(archive: Path, sha256: str, places: Sequence[Path]) -> tuple[int, Path]:
             refused.append(str(error))
         except OSError as error:
             refused.append(f"{error.filename or base}: {error.strerror or error}")
-        tell(f"the environment is not unpacked in {base}: {refused[-1]}")
+        write_stderr(f"the environment is not unpacked in {base}: {refused[-1]}")
     raise LaunchError(
         f"stage: no directory on {socket.gethostname()} can hold the environment: {'; '.join(refused)}. Set "
         "local_directory to a directory on the node's own disk"
@@ -278,7 +278,7 @@ def _lock(gate: int, place: Path, *, wait: bool) -> None:
             raise TimeoutError(errno.ETIMEDOUT, why, str(place))
         if waited > _SILENCE and not reported:
             reported = True
-            tell(f"waiting for {_holder(place)}, which works in {place}")
+            write_stderr(f"waiting for {_holder(place)}, which works in {place}")
         time.sleep(0.1)
 
 
@@ -317,7 +317,7 @@ def _unpack(archive: Path, sha256: str, environment: Path, gate: int) -> None:
     began = time.monotonic()
     environment.mkdir(mode=0o700)
     if filesystem(environment) in {"tmpfs", "ramfs"}:  # before unpacking: it may take more memory than the job has
-        tell(f"unpacking {archive} into {environment}, which is memory")
+        write_stderr(f"unpacking {archive} into {environment}, which is memory")
     found, code, output = _extract(archive, environment, gate)
     host = socket.gethostname()
     if found != sha256:
@@ -344,7 +344,7 @@ def _unpack(archive: Path, sha256: str, environment: Path, gate: int) -> None:
         )
     _make_it_run(archive, environment, gate)
     took = f"{time.monotonic() - began:.1f} s"
-    tell(f"unpacked {archive} into {environment} in {took}")
+    write_stderr(f"unpacked {archive} into {environment} in {took}")
 
 
 def _extract(archive: Path, environment: Path, gate: int) -> tuple[str, int, list[str]]:

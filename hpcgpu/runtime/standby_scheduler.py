@@ -18,7 +18,7 @@ from hpcgpu.display.counts_and_durations import duration
 from hpcgpu.errors import BatchError, LaunchError
 from hpcgpu.polling.poll_interval import Cadence
 from hpcgpu.posix.full_disk import file_error
-from hpcgpu.posix.standard_streams import tell
+from hpcgpu.posix.standard_streams import write_stderr
 from hpcgpu.runtime.scheduler_connection import (
     ConnectionResult,
     SchedulerWatch,
@@ -81,7 +81,7 @@ def wait_until_alone(directory: ClusterDirectory, batch: BatchSystem, own: OwnJo
             why = file_error(error) if isinstance(error, OSError) else str(error)
             if failing_since is None:
                 failing_since = now
-                tell(f"{why}. This job tries again, for {duration(timeout)} at most")
+                write_stderr(f"{why}. This job tries again, for {duration(timeout)} at most")
             elif now - failing_since > timeout:
                 unusable = f"the files of cluster {directory.path.name} have not been usable for {duration(timeout)}"
                 raise LaunchError(f"{unusable}: {why}. This job ends") from error
@@ -161,7 +161,7 @@ class _Standby:
         if state is None and not self._present.reported:
             self._present.reported = True
             which = f"cluster {self._directory.path.name} has a scheduler in job {submit.job_id}"
-            tell(f"{which}. This job waits: {STANDBY}")
+            write_stderr(f"{which}. This job waits: {STANDBY}")
             importlib.import_module("distributed.scheduler")  # takes long on a busy filesystem
         return state is not None
 

@@ -26,7 +26,7 @@ from typing import Any
 import hpcgpu
 from hpcgpu.errors import ClusterError, HostError, HpcgpuError, NotTrusted, OptionError
 from hpcgpu.posix.printable import printable
-from hpcgpu.posix.standard_streams import tell
+from hpcgpu.posix.standard_streams import write_stderr
 from hpcgpu.ssh import remote_command
 from hpcgpu.ssh.failures import endless, failure, late, lost_connection, silent
 from hpcgpu.ssh.far_side import COMMAND, FarSide, PrintsWithoutEnd, Request
@@ -159,7 +159,7 @@ class Login:
         code, words = _run_in_background(self._opens("-o", "BatchMode=yes"))
         needs_person = _needs_a_person(words)
         if code and needs_person and asks and _person():
-            tell(f"logging in to {printable(self.host)}")
+            write_stderr(f"logging in to {printable(self.host)}")
             code, words = _run_in_background(self._opens(), asks=True)
         why = failure(self.host, code, words, "", self.to_log_in) if code else ""
         self._needs_person = why if needs_person else ""
@@ -249,7 +249,7 @@ class Login:
             lost = f"{why}. {self._may_go_on}"
         if command.interrupted:
             if lost:
-                tell(lost)
+                write_stderr(lost)
             raise KeyboardInterrupt
         if lost:
             raise BrokenConnection(lost)
@@ -307,12 +307,12 @@ class Login:
                     if left < 0:
                         raise HostError(f"{error}. {self._may_go_on}" if broken else str(error)) from error
                 if str(latest) != printed:
-                    tell(f"{printable(str(latest))}. It is tried again")
+                    write_stderr(f"{printable(str(latest))}. It is tried again")
                 printed = str(latest)
                 time.sleep(_PAUSE)
         except KeyboardInterrupt:
             if broken:
-                tell(self._may_go_on)
+                write_stderr(self._may_go_on)
             raise
 
     @property
