@@ -160,10 +160,11 @@ class Transport:
 @pytest.fixture(params=["authenticated", "ucx"])
 def over(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Transport:
     if request.param == "ucx":
-        pytest.importorskip("distributed_ucxx")
+        distributed_ucxx = pytest.importorskip("distributed_ucxx.ucxx")
         monkeypatch.setenv("UCX_TLS", "tcp")
         monkeypatch.delenv("UCX_MEMTYPE_CACHE", raising=False)  # ucxx sets it in this process
         ucx_authentication.install()
+        distributed_ucxx.init_once()  # as a member does, before a stranger in this process begins UCX in another way
     else:
         authenticated_tcp.install()
     return Transport(request.param)
