@@ -159,7 +159,7 @@ class _Job:
             wanted = name if self._requested() else f"none: the default {name}"
             others = _near(name, [one for one in self.machine.open() if one != name])
             choice = f"queue: {' or '.join(others)}" if others else ""
-            if not known or "@" in name:
+            if "@" in name or (rule is None and not self.rules):  # the nodes name only the queues that have them
                 why = "it is a queue of another server" if "@" in name else "the batch system does not list its queues"
                 yield Finding("queue", "not checked", wanted, why)
             elif rule is None:

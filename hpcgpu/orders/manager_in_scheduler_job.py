@@ -162,7 +162,8 @@ async def _scheduler_ended(manager: Manager, *, over: bool) -> None:
         return
     manager.state.notify("ended", text)
     if restarts is not None and over:  # worker jobs that have lost their scheduler would wait for another one
-        await manager.reconciler.close_with_scheduler()
+        with suppress(OSError):
+            await manager.reconciler.close_with_scheduler()
         with suppress(OSError):
             manager.state.dispatcher.directory.begin_close()
 

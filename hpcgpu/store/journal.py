@@ -60,7 +60,7 @@ class End:
         return cls(state=state.value, start=status.start, end=gone)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)  # many are kept
 class _Event:
     """A line of the journal."""
 

@@ -13,7 +13,7 @@ import pytest
 from hpcgpu.batch.base import JobStatus
 from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.batch.pbs.queues import PBSQueue
-from hpcgpu.batch.queues import Machine, Queue, Queues
+from hpcgpu.batch.queues import Machine, Queue, Queues, Rules
 from hpcgpu.checks import check_jobs
 from hpcgpu.checks.judge_job_reports import (
     Seen,
@@ -268,7 +268,8 @@ def test_differences_of_software_are_lines() -> None:
 
 
 def judged(system: str, gpus: list[Queue], **options: Any) -> Line:
-    there = Machine(Queues(gpus=gpus, without=[Queue("cpu", 0, 64, 256000)], by_default=True))
+    without = [Queue("cpu", 0, 64, 256000)]
+    there = Machine(Queues(gpus, without, by_default=True, rules={one.name: Rules() for one in (*gpus, *without)}))
     return judge_queues("GPU queues", resolve(system, options).worker, there)
 
 
@@ -290,6 +291,12 @@ def judged(system: str, gpus: list[Queue], **options: Any) -> Line:
 def test_options_are_compared_with_the_queues_that_have_gpus(options: dict[str, Any], grade: str, said: str) -> None:
     line = judged("slurm", [Queue("gpu", 4, 64, 256000, "a100"), Queue("small", 1, 8, 32000, "t4")], **options)
     assert line.grade == grade and said in line.advice and "gpu: 4 x a100 per node" in line.found
+
+
+def test_a_queue_that_only_the_batch_system_could_name_is_no_failure_where_it_lists_none() -> None:
+    there = Machine(Queues(gpus=[Queue("gpu", 4, 64, 256000, "a100")]))  # the nodes name the queues that have them
+    line = judge_queues("GPU queues", resolve("pbs", {"queue": "route", "gpus_per_node": 4}).worker, there)
+    assert (line.grade, line.advice) == ("ok", ""), "it may hand jobs on to the other"
 
 
 def test_names_and_numbers_of_gpus_are_understood_as_the_queue_does() -> None:
