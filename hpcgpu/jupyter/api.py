@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from hpcgpu.batch import system_registry
 from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.display.counts_and_durations import listed
-from hpcgpu.errors import HpcgpuError, NoCluster, OptionError
+from hpcgpu.errors import HpcgpuError, OptionError
 from hpcgpu.existing_clusters.logs import end_of
 from hpcgpu.existing_clusters.lookup import directories, renamed, unclosed
 from hpcgpu.existing_clusters.stop import stop_all
@@ -20,7 +18,6 @@ from hpcgpu.jupyter import start_from_form
 from hpcgpu.jupyter.base_handler import Handler, answering, cluster, failure
 from hpcgpu.jupyter.snapshots import Snapshots
 from hpcgpu.orders import change_size
-from hpcgpu.posix.ownership import check
 from hpcgpu.posix.threads import in_thread
 from hpcgpu.profiles import site_profiles
 from hpcgpu.store.directory import ClusterDirectory
@@ -160,36 +157,3 @@ def _profiles() -> dict[str, Any]:
         about = {"name": name, "system": one.system, "about": one.about, "needs": list(one.needs), "yours": yours}
         found.append(about | {"options": json.loads(json.dumps(dict(one.options), default=str))})
     return {"profiles": found, "systems": system_registry.names(), "problems": problems}
-
-
-#: Seconds in which a widget takes a message.
-_WITHIN = 10.0
-
-
-class Message(Handler):
-    """A message of a page to a widget whose kernel may be busy: see `hpcgpu.widget.busy_kernel_inbox`."""
-
-    def initialize(self, inboxes: Path) -> None:
-        self.inboxes = inboxes
-
-    @answering
-    async def post(self, name: str) -> Any:
-        """Pass it on; the widget answers its page itself.
-
-        Raises
-        ------
-        NoCluster
-            Nobody takes it: the kernel has ended, or computes without letting another thread of it run.
-        """
-        content, answer = json.dumps(self.body()).encode(), b""
-        with contextlib.suppress(FileNotFoundError, ConnectionError, TimeoutError):
-            await in_thread(lambda: check(self.inboxes))
-            async with asyncio.timeout(_WITHIN):
-                reader, writer = await asyncio.open_unix_connection(self.inboxes / name)
-                with contextlib.closing(writer):
-                    writer.write(content)
-                    writer.write_eof()
-                    answer = await reader.read()
-        if not answer:
-            raise NoCluster("the kernel does not take it")
-        return {}

@@ -16,7 +16,8 @@ from hpcgpu import widget
 from hpcgpu.client import jupyter_dashboard_link
 from hpcgpu.configuration.resolve import cluster_directories
 from hpcgpu.errors import HpcgpuError
-from hpcgpu.jupyter.api import Clusters, Logs, Message, OneCluster, Profiles, Request
+from hpcgpu.jupyter.api import Clusters, Logs, OneCluster, Profiles, Request
+from hpcgpu.jupyter.busy_kernels import Message
 from hpcgpu.jupyter.dashboard_proxy import Dashboard
 from hpcgpu.jupyter.page import Page, Static
 from hpcgpu.jupyter.snapshots import Snapshots

@@ -6,7 +6,6 @@ What it draws, with the texts of its buttons, is in ``static/panel.js``.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from hpcgpu.existing_clusters.snapshot import Snapshot
 from hpcgpu.posix.printable import printable
 from hpcgpu.widget.busy_kernel_inbox import opened
 from hpcgpu.widget.replace_saved_picture import SavedPicture
+from hpcgpu.widget.snapshot_feed import Feed
 
 _STATIC = Path(__file__).parent / "static"
 #: The requests that a page may send, and their arguments.
@@ -38,84 +38,6 @@ def module() -> str:
     first, _, rest = (_STATIC / "notebook.js").read_text().partition("\n")
     assert first.startswith("import ")
     return f"{(_STATIC / 'panel.js').read_text()}\n{rest}"
-
-
-#: If a snapshot takes long, the pause before the next one is this many times as long, up to so many seconds.
-_SHARE, _LONGEST = 9, 20.0
-#: Seconds without a message of a page, after which snapshots are rare: the Jupyter server keeps what no page fetches. A
-#: kernel that runs a cell receives no messages of a page.
-_ALONE = 600.0
-
-
-class Feed:
-    """Takes snapshots while it is on, and a last one when the cluster has ended.
-
-    Parameters
-    ----------
-    source : callable
-        Takes a snapshot. Only this thread calls it.
-    is_final : callable
-        Whether this program no longer follows the cluster.
-    screen : ClusterWidget
-        Shows the snapshots.
-    interval : float, default 2
-        Seconds between two snapshots.
-    """
-
-    def __init__(
-        self, source: Callable[[], Snapshot], is_final: Callable[[], bool], screen: ClusterWidget, interval: float = 2.0
-    ) -> None:
-        self._source, self._is_final, self._screen, self._interval = source, is_final, screen, interval
-        self._seen = time.monotonic()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._off = threading.Event()
-        self._first = threading.Event()
-        self.latest: Snapshot | None = None
-
-    def start(self) -> None:
-        """Start taking snapshots, unless the thread already does."""
-        self.seen()
-        with self._lock:
-            if self._thread is not None and self._thread.is_alive() and not self._off.is_set():
-                return
-            self._off = threading.Event()
-            self._thread = threading.Thread(target=self._run, args=(self._off,), name="hpcgpu-widget", daemon=True)
-            self._thread.start()
-
-    def seen(self) -> None:
-        """Record that a page shows the snapshots. A closed laptop does not report that its page shows them no more."""
-        self._seen = time.monotonic()
-
-    def stop(self) -> None:
-        """Stop taking snapshots; do not wait for one in progress."""
-        with self._lock:
-            self._off.set()
-
-    def wait_first(self, seconds: float) -> Snapshot | None:
-        """Return the latest snapshot; wait for the first one at most for this time."""
-        self._first.wait(seconds)
-        return self.latest
-
-    def _run(self, off: threading.Event) -> None:
-        while not off.is_set():
-            over = self._is_final()  # before the snapshot: the last one is taken after the end
-            begun = time.monotonic()
-            try:
-                self.latest = self._source()
-                self._screen.draw(self.latest)
-            except Exception as error:  # an error must not end the thread: the next snapshot may succeed
-                self._screen.show_problem(f"The cluster cannot be queried: {str(error) or type(error).__name__}")
-            finally:
-                self._first.set()
-            if over:
-                self._screen.finish()
-                return
-            taken = time.monotonic()
-            alone = taken - self._seen > _ALONE
-            until = taken + max(self._interval, _LONGEST if alone else min(_LONGEST, _SHARE * (taken - begun)))
-            while time.monotonic() < until and not off.wait(self._interval) and not self._is_final():
-                pass
 
 
 class ClusterWidget(anywidget.AnyWidget):

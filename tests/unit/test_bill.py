@@ -14,8 +14,9 @@ from hpcgpu.batch.base import JobState, JobStatus
 from hpcgpu.cli.json_types import ReportJSON
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.report import cluster_report as report_module
+from hpcgpu.report.advice import advice
 from hpcgpu.report.bill import JobBill, bill, without_scheduler
-from hpcgpu.report.cluster_report import Report, advice
+from hpcgpu.report.cluster_report import Report
 from hpcgpu.store import saved_options
 from hpcgpu.store.cluster_json import FORMAT
 from hpcgpu.store.directory import ClusterDirectory

@@ -22,9 +22,9 @@ from hpcgpu.cluster import notebook
 from hpcgpu.cluster.notebook import show, show_live, widget_of
 from hpcgpu.errors import OptionError
 from hpcgpu.existing_clusters.snapshot import Snapshot
-from hpcgpu.widget.notebook_widget import Feed
 from hpcgpu.widget.replace_saved_picture import SavedPicture
 from hpcgpu.widget.snapshot_as_html import picture
+from hpcgpu.widget.snapshot_feed import Feed
 from tests.conftest import wait_until
 
 MARKUP = "<script>alert(1)</script>"
@@ -157,7 +157,7 @@ def test_outside_of_a_kernel_a_cluster_shows_a_picture_and_text(published: list[
 
 
 def test_where_no_page_reports_that_somebody_watches_pictures_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcgpu.widget.notebook_widget._ALONE", -1.0)
+    monkeypatch.setattr("hpcgpu.widget.snapshot_feed._ALONE", -1.0)
     screen = Screen()
     feed = Feed(drawing.snapshot, lambda: False, screen, interval=0.01)
     feed.start()
