@@ -6,21 +6,15 @@ drained.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from distributed.batched import BatchedSend
-from distributed.comm import Comm, CommClosedError
-
-if TYPE_CHECKING:
-    from distributed.scheduler import Scheduler, WorkerState
-
 import asyncio
 import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 import distributed.scheduler
+from distributed.comm import Comm
 from distributed.core import Status, error_message
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import Scheduler, WorkerState
@@ -46,6 +40,7 @@ from hpcgpu.dask_scheduler.rpc_types import (
 )
 from hpcgpu.dask_scheduler.running_calls import Calls
 from hpcgpu.dask_scheduler.time_limits import IdleTime, Silence
+from hpcgpu.dask_scheduler.worker_stream import WorkerStream, describe
 from hpcgpu.dask_worker import accept_tasks
 from hpcgpu.fabric.authenticating_listener import HAS_GPU
 from hpcgpu.posix.threads import in_thread
@@ -66,37 +61,6 @@ _REMOVALS = 5.0
 _WORK = 0.25
 #: Seconds between two steps by which the silence of a manager and of workers is counted.
 _STEP = 1.0
-
-
-def describe(ws: WorkerState) -> dict[str, Any]:
-    """Return what a manager needs of a worker, without the values that change with each heartbeat."""
-    facts: dict[str, Any] = ws.identity()
-    del facts["metrics"], facts["last_seen"]
-    facts["resources"] = dict(facts["resources"])  # distributed changes its dictionary in place
-    return facts
-
-
-class WorkerStream:
-    """The connections of the managers that listen."""
-
-    def __init__(self) -> None:
-        self._listening: set[BatchedSend] = set()
-
-    def listen(self, scheduler: Scheduler, comm: Comm) -> dict[str, Any]:
-        """Report over this connection from now on; return the scheduler and its present workers."""
-        sender = BatchedSend(interval="5ms")
-        sender.start(comm)
-        self._listening.add(sender)
-        workers = {address: describe(ws) for address, ws in scheduler.workers.items()}
-        return {**scheduler.identity(n_workers=0), "workers": workers}
-
-    def report(self, event: str, content: Any) -> None:
-        """Report that a worker has joined, ``add``, or left, ``remove``."""
-        for sender in list(self._listening):
-            try:
-                sender.send([event, content])
-            except CommClosedError:
-                self._listening.discard(sender)
 
 
 def install(
@@ -370,7 +334,9 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
         self._leaving_since = {
             name: since for name, since in self._leaving_since.items() if now - since < CHARGEABLE or name in wanted
         }
-        for ws in self._named(wanted):
+        for ws in list(self.scheduler.workers.values()):
+            if str(ws.name) not in wanted:
+                continue
             since = self._leaving_since.setdefault(str(ws.name), now)
             executing = set(ws.executing)
             # heartbeats are seconds apart in large clusters, and wait for Python's lock
@@ -382,13 +348,15 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
     async def runs(self, names: Iterable[str]) -> dict[str, WorkerRuns]:
         """Return what runs on workers, by name."""
+        wanted = set(names)
         return {
             str(ws.name): WorkerRuns(
                 calls=self.calls.names(ws),
                 tasks=[str(ts.key) for ts in itertools.islice(ws.processing, _SAMPLE)],
                 held=self.holds.is_held(ws),
             )
-            for ws in self._named(names)
+            for ws in self.scheduler.workers.values()
+            if str(ws.name) in wanted
         }
 
     async def refuse_tasks(self, names: Iterable[str]) -> None:
@@ -396,28 +364,26 @@ class Extension(SchedulerPlugin):  # type: ignore[misc]
 
         In that case, `Scheduler.retire_workers` restores the earlier status of a worker.
         """
-        stimulus = f"hpcgpu-refuse-{time.time()}"
-        for ws in self._named(names):
-            if ws.status in (Status.running, Status.paused):
+        wanted, stimulus = set(names), f"hpcgpu-refuse-{time.time()}"
+        for ws in list(self.scheduler.workers.values()):
+            if str(ws.name) in wanted and ws.status in (Status.running, Status.paused):
                 self.scheduler.handle_worker_status_change(Status.closing_gracefully, ws, stimulus)
                 accept_tasks.order(self.scheduler, ws, accepts=False)
 
     async def resume(self, names: Iterable[str]) -> None:
         """Let workers accept tasks again, and let programs hold them, because their job stays."""
         wanted = set(names)
-        for ws in self._named(wanted):
-            if ws.status == Status.closing_gracefully:
+        for ws in list(self.scheduler.workers.values()):
+            if str(ws.name) in wanted and ws.status == Status.closing_gracefully:
                 self._leaving_since.pop(str(ws.name), None)
                 accept_tasks.order(self.scheduler, ws, accepts=True)
         self.holds.unmark_leaving(wanted)
 
     async def lose(self, names: Iterable[str], why: str) -> None:
         """Remove workers; futures of results that only they had do not wait, but raise an error with the reason."""
-        await lost_results.lose(self.scheduler, set(self._named(names)), why)
-
-    def _named(self, names: Iterable[str]) -> list[WorkerState]:
         wanted = set(names)
-        return [ws for ws in self.scheduler.workers.values() if str(ws.name) in wanted]
+        workers = {ws for ws in self.scheduler.workers.values() if str(ws.name) in wanted}
+        await lost_results.lose(self.scheduler, workers, why)
 
     # Results for clients without a GPU
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.dask_scheduler import add_dashboard
+from hpcgpu.dask_scheduler import gpu_dashboard_page
 from hpcgpu.dask_scheduler.rpc_types import GPUState
 
 
@@ -17,7 +17,7 @@ def gpu(worker: str, **facts: Any) -> GPUState:
 
 def test_the_bars_are_grouped_by_job_and_idle_ones_have_a_colour_of_their_own() -> None:
     found = [gpu("my-run-0-1"), gpu("my-run-12", idle_since=7.0, utilization=None, memory_used=None)]
-    drawn = add_dashboard.columns(found, "my-run")
+    drawn = gpu_dashboard_page.columns(found, "my-run")
     assert drawn["gpu"] == [("my-run-0", "my-run-0-1 on n1"), ("my-run-12", "my-run-12 on n1")]
     assert (drawn["use"], drawn["memory"]) == ([50.0, 100.0], [25.0, 0.0])
     assert drawn["words"] == ["", "not known; no task runs"], "a grey bar, as the legend says"
@@ -27,7 +27,7 @@ def test_the_bars_are_grouped_by_job_and_idle_ones_have_a_colour_of_their_own() 
 def test_the_page_follows_the_gpus() -> None:
     document = pytest.importorskip("bokeh.document").Document()
     there = [gpu("demo-0")]
-    add_dashboard._fill(document, lambda: there, "demo")
+    gpu_dashboard_page._fill(document, lambda: there, "demo")
     there.append(gpu("demo-1"))
     [callback] = document.session_callbacks
     callback.callback()

@@ -776,16 +776,16 @@ async def test_a_task_is_taken_from_a_leaving_worker_only_by_a_heartbeat_that_is
     scheduler = SimpleNamespace(
         workers={"tls://a": worker}, transitions=lambda recommended, stimulus: moved.extend(recommended)
     )
-    extension: Any = object.__new__(Extension)
-    extension.scheduler, extension._leaving_since = scheduler, {}
-    extension.calls = SimpleNamespace(running=lambda ws: 0)
+    extension: Any = SimpleNamespace(
+        scheduler=scheduler, _leaving_since={}, calls=SimpleNamespace(running=lambda ws: 0)
+    )
     for after, expected in (
         (0.0, []),
         (1.0, []),
         (3.0, ["task"]),
     ):  # it may have begun the task before it received that it leaves
         worker.last_seen += after
-        assert await extension.unfinished(["demo-0"]) == {"demo-0": 1}
+        assert await Extension.unfinished(extension, ["demo-0"]) == {"demo-0": 1}
         assert moved == expected
 
 
