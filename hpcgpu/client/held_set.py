@@ -8,17 +8,16 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any, Protocol, cast, overload, runtime_checkable
 
 from distributed import Client
 from distributed.comm import CommClosedError
-from distributed.core import clean_exception
-from distributed.protocol.pickle import dumps, loads
 
 from hpcgpu.batch.base import JobState
+from hpcgpu.client import held_calls
 from hpcgpu.client.connect import directory_of
 from hpcgpu.client.first_end_of_held_workers import first_end
+from hpcgpu.client.held_calls import Answers, ranks
 from hpcgpu.client.held_client import HeldClient
 from hpcgpu.client.questions_by_ssh import Questions
 from hpcgpu.client.reached_by_ssh import cluster_of
@@ -49,86 +48,6 @@ _SHOWN = 8
 #: The workers that this program holds, each set with the thread or the asyncio task that runs its block. Each of the
 #: program's event loops adds and removes its own sets, in its own thread.
 blocks: dict[HeldWorkers, object] = {}
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What workers have answered to a call.
-
-    Attributes
-    ----------
-    results : dict
-        By the address of the worker.
-    errors : dict
-        What the function has raised, by the address of the worker; the earliest first.
-    broken : dict
-        The errors of the workers that the scheduler cannot reach.
-    """
-
-    results: dict[str, Any]
-    errors: dict[str, BaseException]
-    broken: dict[str, BaseException]
-
-    @property
-    def first(self) -> tuple[str, BaseException] | None:
-        """The worker that has failed first, and its error; None if none has failed."""
-        return next(iter((self.errors or self.broken).items()), None)
-
-
-async def call_workers(
-    client: Client,
-    function: Callable[..., Any],
-    arguments: Sequence[Any],
-    options: Mapping[str, Any],
-    workers: Collection[str],
-) -> Answers:
-    """Run a function on workers as `Client.run` does; return soon after the first failure, without the others' answers.
-
-    The client has one connection for it, to the scheduler; see `hpcgpu.dask_scheduler.running_calls`.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    function, arguments, options
-    workers : collection of str
-        Their addresses.
-    """
-    message = {"op": "run", "function": dumps(function), "args": dumps(tuple(arguments)), "kwargs": dumps(options)}
-    found = await client.scheduler.broadcast(
-        msg=message, workers=list(workers), on_error="return_pickle", until_failure=True
-    )
-    answers = Answers({}, {}, {})
-    for address, answer in found.items():
-        if isinstance(answer, bytes):
-            answers.broken[address] = loads(answer)
-        elif answer["status"] == "error":
-            answers.errors[address] = _raised(answer)
-        else:
-            answers.results[address] = answer["result"]
-    return answers
-
-
-def _raised(answer: Mapping[str, Any]) -> BaseException:
-    """Return what a function has raised on a worker; this program may lack the module of its class, or a GPU."""
-    try:
-        loads(answer["exception"])
-    except Exception as error:
-        found = RuntimeError(answer["exception_text"])
-        found.add_note(f"this program cannot rebuild the exception of the worker: {type(error).__name__}: {error}")
-        found.add_note(f"Traceback of the worker:\n{answer['traceback_text'].rstrip()}")
-        return found
-    raised: BaseException
-    _, raised, traceback = clean_exception(**answer)
-    return raised.with_traceback(traceback)
-
-
-def ranks(numbers: Iterable[int]) -> str:
-    """Return ranks in words: ``rank 3`` or ``ranks 0-5, 7``."""
-    order = sorted(numbers)
-    starts = [one for before, one in pairwise([-2, *order]) if one != before + 1]
-    ends = [one for one, after in pairwise([*order, order[-1] + 2]) if after != one + 1]
-    parts = [str(start) if start == end else f"{start}-{end}" for start, end in zip(starts, ends, strict=True)]
-    return f"rank{'s' * (len(order) > 1)} {', '.join(parts)}"
 
 
 class HoldWait(Protocol):
@@ -302,7 +221,7 @@ class HeldWorkers(Sequence[HeldWorker]):
     ) -> dict[str, Any]:
         """Run a function on workers; raise what it raises on the first of them that fails, or the loss of a worker."""
         answers: Answers = await self._watched(
-            lambda: call_workers(self._client, function, arguments, options, workers)
+            lambda: held_calls.call(self._client, function, arguments, options, workers)
         )
         if answers.first is None:
             return {address: answers.results[address] for address in workers}  # as `Client.run` orders them

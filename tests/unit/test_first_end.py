@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcgpu.client.first_end_of_held_workers import first_end, words
-from hpcgpu.client.hold import why_not_more
+from hpcgpu.client.reported_wait import why_not_more
 from hpcgpu.display.job_info import JobInfo
 
 NOW, HOUR = 1_000_000.0, 3600.0

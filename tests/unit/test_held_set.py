@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from hpcgpu import runner
-from hpcgpu.client import held_set
-from hpcgpu.client.held_set import Answers, HeldWorkers
+from hpcgpu.client import held_calls, held_set
+from hpcgpu.client.held_calls import Answers
+from hpcgpu.client.held_set import HeldWorkers
 from hpcgpu.client.hold import Hold
 from hpcgpu.display.job_info import JobInfo
 from hpcgpu.manager.manager import Manager
@@ -147,7 +148,7 @@ async def test_an_exception_that_takes_no_notes_is_raised_all_the_same(monkeypat
     async def call(*_: Any) -> Answers:
         return answers
 
-    monkeypatch.setattr(held_set, "call_workers", call)
+    monkeypatch.setattr(held_calls, "call", call)
     with pytest.raises(Frozen):
         await held._call(len, (), {}, ["a"])
     held._watching.cancel()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcgpu.client import upload_package
-from hpcgpu.client.upload_package import pack
+from hpcgpu.client import pack_package
+from hpcgpu.client.pack_package import pack
 from hpcgpu.errors import NotTrusted, OptionError
 
 
@@ -138,7 +138,7 @@ def test_a_file_that_is_no_zip_or_a_link_in_a_wheel_is_refused(tmp_path: Path) -
 def test_what_a_directory_must_not_have_is_refused(
     tmp_path: Path, change: Callable[[Path], object], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload_package, "LIMIT", 1 << 20)
+    monkeypatch.setattr(pack_package, "LIMIT", 1 << 20)
     package = tree(tmp_path / "mine", "__init__.py", "code.py")
     change(package)
     with pytest.raises(OptionError, match=words):

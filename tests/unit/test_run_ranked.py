@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from hpcgpu.client.held_set import HeldWorker, HeldWorkers, ranks
+from hpcgpu.client.held_calls import ranks
+from hpcgpu.client.held_set import HeldWorker, HeldWorkers
 from hpcgpu.dask_worker.run_ranked import _variables, run_ranked
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from distributed import Client, Nanny, Scheduler
 
-from hpcgpu.client.upload_package import pack
+from hpcgpu.client.pack_package import pack
 from hpcgpu.dask_worker import uploaded_package
 from hpcgpu.dask_worker.uploaded_package import Package, UploadedPackage, install, plugin_name
 from hpcgpu.store import create_directory, uploaded_packages
