@@ -71,7 +71,8 @@ def _chosen(roots: Sequence[Path], older_than: float) -> list[Ended]:
     """Show what is to be removed, and what is old enough but stays."""
     from dask.utils import format_bytes
 
-    from hpcgpu.existing_clusters.clean import Queues, close_ended, ended, why_not
+    from hpcgpu.existing_clusters.clean import Queues, ended, why_not
+    from hpcgpu.existing_clusters.close_ended import close_ended
     from hpcgpu.existing_clusters.lookup import find
 
     def refuse(path: Path, error: NotTrusted) -> None:

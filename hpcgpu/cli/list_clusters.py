@@ -40,7 +40,8 @@ def list_clusters(everything: bool, every: bool, as_json: bool) -> None:
     Example: hpcgpu list --json | jq '.[].name'
     """
     from hpcgpu.configuration.resolve import cluster_directories
-    from hpcgpu.existing_clusters.clean import close_ended, ended, size
+    from hpcgpu.existing_clusters.clean import ended, size
+    from hpcgpu.existing_clusters.close_ended import close_ended
     from hpcgpu.existing_clusters.jobs_without_directory import strays
     from hpcgpu.existing_clusters.lookup import find
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpcgpu.errors import AuthenticationError
-from hpcgpu.fabric import interface_addresses, ucx_endpoints, ucx_memory
+from hpcgpu.fabric import interface_addresses, ucx_endpoints, ucx_exit, ucx_memory
 from hpcgpu.posix import checked_files
 
 #: Variable of a process in a job: path of the file that holds the key.
@@ -344,7 +344,7 @@ def _authenticated() -> Any:
 
     # before ucxx is imported: a client has no job that sets it
     os.environ.update(ucx_settings.memory_type_cache(os.environ, config.get("distributed-ucxx", None) or {}))
-    ucx_memory.spare_ucx()
+    ucx_exit.spare_ucx()
     ucx_memory.exchange_tags_safely(TIMEOUT)
     connector, listener = _connector(), _listener()
 

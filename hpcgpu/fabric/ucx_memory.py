@@ -8,22 +8,13 @@ connection is closed, which ends what UCX does with the buffer.
 
 A listener that is stopped listens on while a connection lives that it accepted. ucxx 0.52 frees what UCX calls for a
 new connection (libucxx.pyx, `_listener_callback`). A member that connects to a scheduler that ends lets it crash so.
-
-When a process ends, Python destroys the remaining objects in no fixed order, while UCX's thread may still use them.
-Then a program that has succeeded ends with a segmentation fault (seen with UCX 1.21). The objects need no destruction:
-the kernel closes what they hold.
 """
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import contextlib
 import copy
-import ctypes
 import functools
-import gc
-import os
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -135,27 +126,3 @@ def exchange_tags_safely(limit: float) -> None:
             raise asyncio.CancelledError from error
 
     application_context.exchange_peer_info = listener.exchange_peer_info = exchange
-
-
-_PACKAGES = ("ucxx", "distributed_ucxx")
-
-
-def spare_ucx() -> None:
-    """Let this process end without destroying UCX's objects.
-
-    Its exit status and its exit hooks do not change.
-    """
-    atexit.register(_keep, os.getpid())
-
-
-def _keep(process: int) -> None:
-    """Give each of UCX's objects a permanent reference, and skip the destructors of libraries."""
-    if os.getpid() != process:  # a forked child has none of UCX's threads
-        return
-    for thing in gc.get_objects():
-        if str(getattr(type(thing), "__module__", "")).partition(".")[0] in _PACKAGES:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-    with contextlib.suppress(AttributeError):  # only glibc has on_exit(3), which passes on the exit status
-        libc = ctypes.CDLL(None)
-        libc.fflush(None)
-        libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)

@@ -34,7 +34,8 @@ from hpcgpu.posix import checked_files
 from hpcgpu.posix.filesystems import filesystem, is_shared
 from hpcgpu.posix.standard_streams import drop_what_cannot_be_written, write_stderr
 from hpcgpu.runtime import complete_dask_commands, scratch, stage
-from hpcgpu.runtime.launch import job_arguments, visible_gpus
+from hpcgpu.runtime.gpus_of_job import visible_gpus
+from hpcgpu.runtime.launch import job_arguments
 from hpcgpu.software import compare_environments
 from hpcgpu.store.contact import Contact
 from hpcgpu.store.directory import ClusterDirectory

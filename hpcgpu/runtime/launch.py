@@ -7,7 +7,7 @@ signals from the batch system reach Dask directly. A worker imports Dask while i
 shared filesystem the import takes longer than all other steps.
 
 `prepare` contains all steps of a job, in order. Each step is a function of its own, here or in the module of its
-subject, such as `scratch`, `scheduler_connection`, `complete_dask_commands`, `run_dask`.
+subject, such as `gpus_of_job`, `scratch`, `scheduler_connection`, `complete_dask_commands`, `run_dask`.
 """
 
 from __future__ import annotations
@@ -16,38 +16,37 @@ import argparse
 import contextlib
 import faulthandler
 import functools
-import gc
 import importlib
 import os
 import shlex
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcgpu.batch import batch_system
 from hpcgpu.batch.base import BatchSystem, OwnJob
-from hpcgpu.batch.cuda_visible_devices import VARIABLE, visible_devices
-from hpcgpu.display.counts_and_durations import counted
+from hpcgpu.batch.cuda_visible_devices import VARIABLE
 from hpcgpu.errors import Damaged, HpcgpuError, LaunchError, NotTrusted, OtherFormat
 from hpcgpu.fabric.node_gpus import gpus_on_node, whole_uuids
 from hpcgpu.posix import standard_streams, variables_of_this_process
-from hpcgpu.posix.ownership import weaknesses
+from hpcgpu.posix.long_imports import long_imports
 from hpcgpu.posix.standard_streams import write_stderr
 from hpcgpu.runtime import dask_signals, forkserver, next_scheduler, preemption, stage, standby_scheduler
 from hpcgpu.runtime.complete_dask_commands import scheduler_command, worker_command, worker_program
 from hpcgpu.runtime.credentials_of_job import exit_code, remove_secrets
+from hpcgpu.runtime.end_without_directory import watch_directory
+from hpcgpu.runtime.gpus_of_job import visible_gpus
+from hpcgpu.runtime.import_from_working_directory import import_from_working_directory
 from hpcgpu.runtime.job_identity import remember
 from hpcgpu.runtime.run_dask import run_dask
 from hpcgpu.runtime.scheduler_connection import check_alone
 from hpcgpu.runtime.scratch import temporary_place
-from hpcgpu.store import certificates_and_keys
+from hpcgpu.store import certificates_and_keys, removed_directory
 from hpcgpu.store.directory import ClusterDirectory
-from hpcgpu.store.removed_directory import RemovalWatch, missing
 
 #: Dask's program of the scheduler.
 _SCHEDULER = "distributed.cli.dask_scheduler"
@@ -72,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
     try:
         run_dask(command, place, at_end, functools.partial(_afterwards, arguments, environment, command))
     except Exception:  # Dask does not name a missing file
-        if not missing(arguments.directory):
+        if not removed_directory.missing(arguments.directory):
             raise
         traceback.print_exc()
         write_stderr(f"the cluster directory {arguments.directory} is missing: was it removed? This job ends")
@@ -142,72 +141,6 @@ def _afterwards(arguments: argparse.Namespace, environment: Mapping[str, str], c
     return exit_code() if arguments.restarts else 0
 
 
-def watch_directory(directory: ClusterDirectory) -> None:
-    """End this job if its cluster directory is removed: nobody can find, use or stop its cluster any more.
-
-    A daemon thread watches it: a filesystem call may hang for a long time.
-    """
-    gone = RemovalWatch(directory, directory.token())
-    threading.Thread(target=_watch, args=(gone,), name="hpcgpu-directory", daemon=True).start()
-
-
-def _watch(gone: RemovalWatch) -> None:
-    while not (why := gone.check(now=time.monotonic())):
-        time.sleep(gone.interval)
-    write_stderr(f"nobody can reach cluster {gone.directory.path.name} any more, because {why}. This job ends")
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def visible_gpus(
-    wanted: int, environ: Mapping[str, str], on_node: int | None, *, whole_nodes: bool = False, kind: str = "worker"
-) -> str | None:
-    """Return the value that CUDA_VISIBLE_DEVICES must have for a job that requested `wanted` GPUs.
-
-    None means: keep the present value. The entries may be indices, UUIDs or MIG UUIDs; they are only counted.
-
-    Parameters
-    ----------
-    wanted : int
-    environ : mapping
-    on_node : int or None
-        GPUs that NVML reports on this node; None if it reports none. Only needed if the batch system leaves
-        CUDA_VISIBLE_DEVICES unset.
-    whole_nodes : bool, default False
-        Whether all GPUs of the node belong to the job, which requested none (``gpu_request="none"``).
-    kind : str, default "worker"
-        Kind of the job: a scheduler job uses one GPU, however many its node has.
-
-    Raises
-    ------
-    LaunchError
-        The job does not see as many GPUs as it requested, or it is not clear which GPUs are its own.
-    """
-    if wanted == 0:
-        return None
-    advice = "Check `gpu_request` and `gpu_type`, and that this queue has GPUs"
-    entries = visible_devices(environ.get(VARIABLE))
-    if entries is None:
-        if not on_node:
-            raise LaunchError(
-                f"this job requested {counted(wanted, 'GPU')} and sees none: no CUDA_VISIBLE_DEVICES, no driver. "
-                f"{advice}"
-            )
-        if on_node != wanted and not (whole_nodes and on_node > wanted):
-            whole = "scheduler={'gpu_request': 'none'}" if kind == "scheduler" else f"gpus_per_node={on_node}"
-            raise LaunchError(
-                "the batch system does not say which GPUs are this job's (no CUDA_VISIBLE_DEVICES). The job "
-                f"requested {wanted} and the node has {on_node}. If jobs get whole nodes, set {whole}. If not, set "
-                "CUDA_VISIBLE_DEVICES in job_script_prologue"
-            )
-        return ",".join(map(str, range(wanted)))
-    if len(entries) < wanted:
-        raise LaunchError(
-            f"this job requested {counted(wanted, 'GPU')} and sees {len(entries)} "
-            f"(CUDA_VISIBLE_DEVICES={environ[VARIABLE]!r}). {advice}"
-        )
-    return ",".join(entries[:wanted])
-
-
 def open_directory(path: Path) -> ClusterDirectory:
     """Return the cluster directory if the cluster lives and its credentials are valid."""
     if not (path / "cluster.json").exists():
@@ -243,36 +176,6 @@ def configure(directory: ClusterDirectory) -> None:
     """Set the environment from which Dask and our preloads read about the cluster."""
     os.environ["HPCGPU_CLUSTER_DIRECTORY"] = str(directory.path)
     os.environ.update(certificates_and_keys.environment(directory))
-
-
-def import_from_working_directory() -> None:
-    """Let tasks import modules from the submit directory, unless others can write there.
-
-    Dask's own command allows this too.
-
-    The job script starts Python with ``-P``. Without it, Python would search there first, also for its own modules.
-    """
-    with contextlib.suppress(OSError):
-        place = Path.cwd()
-        found = [weakness for weakness in weaknesses(place, group_may_write=True) if not weakness.by_group]
-        if found:
-            write_stderr(f"tasks cannot import modules from {place}: {found[0].why}")
-        elif sys.flags.safe_path:
-            sys.path.append(str(place))
-
-
-@contextlib.contextmanager
-def long_imports() -> Iterator[None]:
-    """Import Dask in a process of a job: imports leave no garbage, and the search for it takes a tenth of their time.
-
-    What is there afterwards counts as permanent: no later search visits it.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def require_dashboard_token() -> None:

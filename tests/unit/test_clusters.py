@@ -23,7 +23,7 @@ from hpcgpu.client import connect
 from hpcgpu.client.dashboard_forwarding import endpoint
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import BatchUnavailable, ClusterError, ClusterExists, NoCluster, NotTrusted, Superseded
-from hpcgpu.existing_clusters import clean, jobs_without_directory, lookup
+from hpcgpu.existing_clusters import close_ended, jobs_without_directory, lookup
 from hpcgpu.existing_clusters import stop as stop_module
 from hpcgpu.existing_clusters.lookup import Found, locate
 from hpcgpu.existing_clusters.query_jobs import live_jobs
@@ -480,7 +480,7 @@ def lone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterDirectory:
 
 
 def tells(monkeypatch: pytest.MonkeyPatch, queue: Any) -> None:
-    for module in (lookup, clean):
+    for module in (lookup, close_ended):
         monkeypatch.setattr(module, "batch_system", lambda name: queue)
 
 
@@ -492,7 +492,7 @@ def elsewhere(directory: ClusterDirectory) -> None:
 
 
 def listed(directory: ClusterDirectory, now: float = 0.0) -> list[lookup.Found]:
-    return clean.close_ended(lookup.find([directory.path.parent]), now=lambda: time.time() + now)
+    return close_ended.close_ended(lookup.find([directory.path.parent]), now=lambda: time.time() + now)
 
 
 def test_what_has_ended_is_closed_when_it_is_listed(lone: ClusterDirectory) -> None:
@@ -536,7 +536,7 @@ def test_one_answer_without_the_job_closes_nothing(lone: ClusterDirectory, monke
     queue: Any = Queue(forgets=set())
     queue.poll = lambda job_ids: {"5": JobStatus(job_id="5", name="lone", state=JobState.RUNNING)}
     tells(monkeypatch, queue)
-    assert clean.close_ended(found) == found and not lone.closed
+    assert close_ended.close_ended(found) == found and not lone.closed
 
 
 def test_a_scheduler_that_answers_proves_that_its_cluster_lives(lone: ClusterDirectory) -> None:
@@ -652,7 +652,7 @@ def test_a_cluster_that_was_renamed_is_listed_while_it_has_jobs(
     directory: ClusterDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue: Any = Queue(forgets=set())
-    for module in (lookup, clean):
+    for module in (lookup, close_ended):
         monkeypatch.setattr(module, "batch_system", lambda name: queue)
     (directory.path / "worker.sbatch").touch()
     later = create_directory.claim(directory.path, None, system="slurm")

@@ -20,7 +20,7 @@ from hpcgpu.batch.local.queue import LocalQueue
 from hpcgpu.cli import main
 from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import ClusterExists, Damaged, OptionError
-from hpcgpu.existing_clusters import clean, lookup, query_jobs, snapshot
+from hpcgpu.existing_clusters import close_ended, lookup, query_jobs, snapshot
 from hpcgpu.existing_clusters.logs import Reader
 from hpcgpu.existing_clusters.lookup import find, locate
 from hpcgpu.existing_clusters.stop import stop
@@ -98,7 +98,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     queue = Queue()
-    for module in (lookup, clean):
+    for module in (lookup, close_ended):
         monkeypatch.setattr(module, "batch_system", lambda name: queue)
     monkeypatch.setattr(query_jobs, "_SUBMIT", 0.0)
     return queue

@@ -36,7 +36,7 @@ from hpcgpu.dask_scheduler.rpc_types import (
     WorkerRuns,
 )
 from hpcgpu.errors import ClusterExists, ClusterWarning, OtherFormat
-from hpcgpu.existing_clusters import clean, lookup, query_jobs, stop
+from hpcgpu.existing_clusters import close_ended, lookup, query_jobs, stop
 from hpcgpu.orders.manager_in_scheduler_job import main as manage
 from hpcgpu.store import create_directory
 from hpcgpu.store.cluster_json import FORMAT
@@ -93,7 +93,7 @@ def root(tmp_path: Path) -> Iterable[Path]:
 @pytest.fixture
 def queue(monkeypatch: pytest.MonkeyPatch) -> Queue:
     queue = Queue()
-    for module in (lookup, clean):
+    for module in (lookup, close_ended):
         monkeypatch.setattr(module, "batch_system", lambda system: queue)
     return queue
 
@@ -241,7 +241,7 @@ def test_a_cluster_of_another_version_is_never_taken_for_ended(root: Path, queue
     for path in (root / "later").iterdir():
         os.utime(path, (0, 0))
     os.utime(root / "later", (0, 0))
-    found = clean.close_ended(lookup.find([root]))
+    found = close_ended.close_ended(lookup.find([root]))
     assert "later" in [one.directory.path.name for one in found]
     assert (root / "later" / "dashboard.token").exists()
 

@@ -133,6 +133,6 @@ def test_the_list_of_clusters_counts_the_jobs_of_a_large_one(
     large = Found(directory=ClusterDirectory(tmp_path / "demo"), jobs=many, **known)
     small = replace(large, directory=ClusterDirectory(tmp_path / "small"), jobs=many[24:26])
     monkeypatch.setattr("hpcgpu.existing_clusters.lookup.find", lambda roots, refuse: [large, small])
-    monkeypatch.setattr("hpcgpu.existing_clusters.clean.close_ended", list)
+    monkeypatch.setattr("hpcgpu.existing_clusters.close_ended.close_ended", list)
     shown = CliRunner().invoke(list_clusters, [*arguments]).output
     assert jobs in shown and "24 (running) 25 (pending)" in shown

@@ -60,7 +60,7 @@ from hpcgpu.runtime import (
     single_job,
 )
 from hpcgpu.runtime.before_walltime import Retirement
-from hpcgpu.runtime.launch import visible_gpus
+from hpcgpu.runtime.gpus_of_job import visible_gpus
 from hpcgpu.runtime.scheduler_connection import ConnectionResult, wait_for_scheduler
 from hpcgpu.scaling.wanted_state import Wanted
 from hpcgpu.store import certificates_and_keys, create_directory
