@@ -269,7 +269,8 @@ def test_differences_of_software_are_lines() -> None:
 
 def judged(system: str, gpus: list[Queue], **options: Any) -> Line:
     without = [Queue("cpu", 0, 64, 256000)]
-    there = Machine(Queues(gpus, without, by_default=True, rules={one.name: Rules() for one in (*gpus, *without)}))
+    rules = {one.name: Rules() for one in (*gpus, *without)}
+    there = Machine(Queues(gpus=gpus, without=without, by_default=True, rules=rules))
     return judge_queues("GPU queues", resolve(system, options).worker, there)
 
 
@@ -294,7 +295,8 @@ def test_options_are_compared_with_the_queues_that_have_gpus(options: dict[str, 
 
 
 def test_a_queue_that_only_the_batch_system_could_name_is_no_failure_where_it_lists_none() -> None:
-    there = Machine(Queues(gpus=[Queue("gpu", 4, 64, 256000, "a100")]))  # the nodes name the queues that have them
+    gpus = [Queue("gpu", 4, 64, 256000, "a100")]  # the nodes name the queues that have them
+    there = Machine(Queues(gpus=gpus, without=[], by_default=True))
     line = judge_queues("GPU queues", resolve("pbs", {"queue": "route", "gpus_per_node": 4}).worker, there)
     assert (line.grade, line.advice) == ("ok", ""), "it may hand jobs on to the other"
 
