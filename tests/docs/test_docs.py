@@ -24,6 +24,7 @@ from hpcgpu.configuration.resolve import resolve
 from hpcgpu.errors import OptionError
 from hpcgpu.options.declare import names
 from hpcgpu.options.shared_options_and_defaults import ClusterOptions
+from hpcgpu.store import create_directory
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.rst"))]
@@ -212,7 +213,8 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("words", [pytest.param(words, id=name) for name, words in commands()])
-def test_a_command_line_in_the_pages_is_one(words: list[str]) -> None:
+def test_a_command_line_in_the_pages_is_one(words: list[str], home: Path) -> None:
+    create_directory.claim(home / "clusters" / "demo", lambda earlier: [], system="local")  # the cluster of the pages
     name, *arguments = words
     command: click.Command = main.commands[name]
     if isinstance(command, click.Group):
